@@ -1,0 +1,90 @@
+"""The vocabulary: every axis a run can vary, in the field's own words. No torch here."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeVar
+
+from workbench.errors import InvalidInput, choices
+
+E = TypeVar("E", bound=StrEnum)
+
+
+class Subject(StrEnum):
+    """What is timed."""
+
+    MOE_LAYER = "moe_layer"
+
+
+class Compile(StrEnum):
+    """`torch.compile` mode; the last two record CUDA graphs of inductor's own."""
+
+    NONE = "none"
+    DEFAULT = "default"
+    MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    MAX_AUTOTUNE = "max-autotune"
+
+    @property
+    def owns_graphs(self) -> bool:
+        """Whether inductor records CUDA graphs itself in this mode."""
+        return self in (Compile.REDUCE_OVERHEAD, Compile.MAX_AUTOTUNE)
+
+
+class Graph(StrEnum):
+    """CUDA graph around the layer."""
+
+    DISABLED = "disabled"
+    FULL = "full"
+
+
+class Quant(StrEnum):
+    """Format of weights and arithmetic."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class RoutingKind(StrEnum):
+    """Which experts the tokens choose.
+
+    `model`: the model's own router (an oracle router where a dense MLP was cut into experts); `balanced`: every expert
+    equally often; `uniform`: independent uniform choices without repeats; `zipf`: skewed by `zipf_exponent`;
+    `single_expert`: every token chooses the same `top_k` experts.
+    """
+
+    MODEL = "model"
+    BALANCED = "balanced"
+    UNIFORM = "uniform"
+    ZIPF = "zipf"
+    SINGLE_EXPERT = "single_expert"
+
+
+class L2(StrEnum):
+    """State of the last-level cache before each sample."""
+
+    COLD = "cold"
+    HOT = "hot"
+
+
+class Cache(StrEnum):
+    """State of the compile and kernel caches before the first call: `cold` starts from an empty folder."""
+
+    WARM = "warm"
+    COLD = "cold"
+
+
+BUILTIN_BACKENDS = ("reference", "torch_grouped_mm", "triton")
+
+
+def resolve(kind: type[E], value: object, field: str) -> E:
+    """Return `value` as a member of `kind`.
+
+    Raises:
+        InvalidInput: names `field` and lists the values it allows.
+    """
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise InvalidInput(f"{field}: must be {choices(kind)}, not {value!r}") from None
