@@ -1,0 +1,1 @@
+"""Model shapes (torch-free), layers and checkpoints: what a run computes on."""
