@@ -1,0 +1,58 @@
+"""Mixture-of-Experts kernels: routing, token alignment and fused experts, each with a plain PyTorch specification.
+
+Importing the package loads neither torch nor triton; each name is loaded from its module when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moe_kernels.align.api import Alignment as Alignment
+    from moe_kernels.align.api import moe_align as moe_align
+    from moe_kernels.experts.api import fused_experts as fused_experts
+    from moe_kernels.experts.api import resolve_impl as resolve_impl
+    from moe_kernels.experts.config import ResolvedConfig as ResolvedConfig
+    from moe_kernels.experts.config import resolve_config as resolve_config
+    from moe_kernels.experts.support import supports_impl as supports_impl
+    from moe_kernels.experts.weights import ExpertWeights as ExpertWeights
+    from moe_kernels.names import Impl as Impl
+    from moe_kernels.names import Quant as Quant
+    from moe_kernels.registry import backends as backends
+    from moe_kernels.registry import register_backend as register_backend
+    from moe_kernels.registry import unregister_backend as unregister_backend
+    from moe_kernels.routing.api import select_experts as select_experts
+    from moe_kernels.types import Routing as Routing
+
+_HOME = {
+    "Alignment": "moe_kernels.align.api",
+    "ExpertWeights": "moe_kernels.experts.weights",
+    "Impl": "moe_kernels.names",
+    "Quant": "moe_kernels.names",
+    "ResolvedConfig": "moe_kernels.experts.config",
+    "Routing": "moe_kernels.types",
+    "backends": "moe_kernels.registry",
+    "fused_experts": "moe_kernels.experts.api",
+    "moe_align": "moe_kernels.align.api",
+    "register_backend": "moe_kernels.registry",
+    "resolve_config": "moe_kernels.experts.config",
+    "resolve_impl": "moe_kernels.experts.api",
+    "select_experts": "moe_kernels.routing.api",
+    "supports_impl": "moe_kernels.experts.support",
+    "unregister_backend": "moe_kernels.registry",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'moe_kernels' has no attribute {name!r}; it has {', '.join(__all__)}.")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,1 @@
+"""Routed rows sorted by expert and padded to whole blocks."""

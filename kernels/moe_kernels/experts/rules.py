@@ -1,0 +1,86 @@
+"""What each built-in implementation of ``fused_experts`` runs, by name and number alone: torch is not imported here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from moe_kernels.names import Impl, Quant
+
+REFERENCE_COMPILE_MAX_EXPERTS = 64
+TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+# Triton reads the variable when it is first imported; so does this module.
+TRITON_INTERPRETED = TRITON_INSTALLED and os.environ.get("TRITON_INTERPRET", "0") == "1"
+_BYTES = {Quant.FP32.value: 4, Quant.BF16.value: 2, Quant.FP16.value: 2}
+
+
+def builtin_reasons(
+    name: str,
+    device_type: str,
+    dtype: str,
+    num_experts: int,
+    hidden_size: int,
+    intermediate_size: int,
+    compile: bool,
+    graph: bool,
+    capability: tuple[int, int] | None = None,
+) -> list[str]:
+    """Why the built-in implementation ``name`` would not run, as sentences; plain enough to be traced.
+
+    ``capability`` is the device's compute capability, (9, 0) for Hopper; None leaves rules about it out.
+    """
+    reasons = []
+    if dtype not in _BYTES:
+        reasons.append(f"{name} computes in {', '.join(_BYTES)}, not {dtype}.")
+    if name == Impl.REFERENCE.value:
+        return reasons + _reference(num_experts, compile, graph)
+    if name == Impl.TORCH_GROUPED_MM.value:
+        return reasons + _grouped(device_type, dtype, hidden_size, intermediate_size, compile, capability)
+    return reasons + _triton(device_type, dtype)
+
+
+def _reference(num_experts: int, compile: bool, graph: bool) -> list[str]:
+    reasons = []
+    if compile and num_experts > REFERENCE_COMPILE_MAX_EXPERTS:
+        reasons.append(
+            "Compiled, reference runs every expert on every token, which is limited to "
+            f"{REFERENCE_COMPILE_MAX_EXPERTS} experts; this has {num_experts}."
+        )
+    if graph and not compile:
+        reasons.append("reference reads expert ids on the host, which a CUDA graph cannot capture.")
+    return reasons
+
+
+def _grouped(
+    device_type: str, dtype: str, hidden: int, ffn: int, compile: bool, capability: tuple[int, int] | None
+) -> list[str]:
+    reasons = []
+    size_of = _BYTES.get(dtype, 8)
+    for field, size in (("hidden_size", hidden), ("intermediate_size", ffn)):
+        if size * size_of % 16:
+            reasons.append(
+                f"torch's grouped_mm needs rows that are multiples of 16 bytes; {field} {size} gives "
+                f"{size * size_of} bytes."
+            )
+    if device_type == "cuda" and dtype != Quant.BF16.value:
+        reasons.append(f"On CUDA torch's grouped_mm takes bf16 only, not {dtype}.")
+    elif compile and dtype != Quant.BF16.value:
+        reasons.append(f"torch.compile traces grouped_mm in bf16 only, not {dtype}.")
+    if device_type not in ("cpu", "cuda"):
+        reasons.append(f"torch_grouped_mm runs on cpu and cuda, not {device_type}.")
+    if device_type == "cuda" and capability is not None and capability[0] < 9:
+        major, minor = capability
+        reasons.append(f"torch's grouped_mm kernels need compute capability 9.0; this device has {major}.{minor}.")
+    return reasons
+
+
+def _triton(device_type: str, dtype: str) -> list[str]:
+    if not TRITON_INSTALLED:
+        return ["triton is not installed."]
+    if TRITON_INTERPRETED:
+        if dtype == Quant.BF16.value:
+            return ["Triton's interpreter multiplies bf16 matrices wrongly; use fp32 or fp16 with it."]
+        return []
+    if device_type != "cuda":
+        return [f"Triton kernels run on cuda, not {device_type}."]
+    return []

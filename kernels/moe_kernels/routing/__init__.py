@@ -1,0 +1,1 @@
+"""From router logits to the experts of each token."""

@@ -1,0 +1,1 @@
+"""Oracles, error budgets and offline compilation, for tests of these kernels and of backends registered beside them."""

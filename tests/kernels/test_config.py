@@ -1,0 +1,97 @@
+"""Tile configurations: checked before use, and their origin is told."""
+
+import pytest
+import torch
+from moe_kernels import resolve_config
+from moe_kernels.experts.config import INLINE_MAX_ROWS, flatten_config, unflatten_config
+from moe_kernels.experts.tuned_h200 import TUNED
+
+SGLANG = {
+    "BLOCK_SIZE_M": 16,
+    "BLOCK_SIZE_N": 64,
+    "BLOCK_SIZE_K": 128,
+    "GROUP_SIZE_M": 1,
+    "num_warps": 4,
+    "num_stages": 4,
+}
+TOKEN = {**SGLANG, "BLOCK_SIZE_M": 1, "LAYOUT": "token"}
+MODELS = [(8, 4096, 14336, 2), (128, 2048, 768, 8), (64, 2048, 1408, 6), (64, 3584, 2560, 8), (256, 7168, 2048, 8)]
+
+
+def test_sglang_keys_serve_both_gemms():
+    config = unflatten_config(tuple(flatten_config(SGLANG)))
+    assert config.up == config.down
+    assert config.up.block_n == 64
+    assert config.up.layout == "sorted"
+    assert not config.pdl
+
+
+def test_round_trip():
+    config = {"up": {**TOKEN, "USE_TMA": False}, "down": {**SGLANG, "LAYOUT": "inline", "USE_TMA": True}, "PDL": True}
+    assert unflatten_config(tuple(flatten_config(config))).as_dict() == config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**SGLANG, "num_warps": 3}, "^num_warps of config must be a power of two from 1 to 16; got 3"),
+        ({**SGLANG, "BLOCK_SIZE_N": 0}, "^BLOCK_SIZE_N of config must be a power of two from 16 to 256; got 0"),
+        ({**SGLANG, "BLOCK_SIZE_M": 8}, "^BLOCK_SIZE_M of config must be a power of two from 16 to 256; got 8"),
+        ({**SGLANG, "LAYOUT": "token"}, "^BLOCK_SIZE_M of config must be 1 where LAYOUT is token; got 16"),
+        ({**SGLANG, "LAYOUT": "dense"}, "^LAYOUT must be one of sorted, inline, token; got 'dense'"),
+        ({**SGLANG, "num_stages": 0}, "^num_stages of config must be an integer from 1 to 16; got 0"),
+        ({**SGLANG, "waves_per_eu": 1}, "^config key 'waves_per_eu' of config is unknown"),
+        ({**TOKEN, "USE_TMA": True}, "^USE_TMA of config must be False where LAYOUT is token"),
+        ({"BLOCK_SIZE_M": 16}, "^config of config lacks BLOCK_SIZE_N"),
+        ({"up": SGLANG}, "^config must hold both 'up' and 'down'"),
+        ({"up": SGLANG, "down": SGLANG, "BLOCK_SIZE_M": 16}, "^config key 'BLOCK_SIZE_M' is unknown beside 'up'"),
+        (
+            {"up": SGLANG, "down": {**SGLANG, "BLOCK_SIZE_M": 32}},
+            "^up and down must share BLOCK_SIZE_M .* got 16 and 32",
+        ),
+    ],
+)
+def test_wrong_entries_are_named(config, message):
+    with pytest.raises(ValueError, match=message):
+        flatten_config(config)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [*MODELS, (1, 1, 1, 1), (60, 40, 23, 7), (513, 64, 8, 9)], ids=str)
+def test_every_default_is_legal(shape, dtype):
+    num_experts, hidden, ffn, top_k = shape
+    for num_tokens in (0, 1, 2, 8, 9, 32, 100, 128, 129, 1024, 5000, 100_000):
+        config, source = resolve_config(
+            num_tokens=num_tokens, num_experts=num_experts, hidden_size=hidden, intermediate_size=ffn, top_k=top_k,
+            dtype=dtype,
+        )  # fmt: skip
+        assert unflatten_config(tuple(flatten_config(config))).as_dict() == config
+        for gemm in (config["up"], config["down"]):
+            assert gemm["LAYOUT"] != "inline" or num_tokens * top_k <= INLINE_MAX_ROWS
+            assert gemm["LAYOUT"] != "token" or num_tokens <= 8
+        assert source.endswith(".")
+        assert source.startswith(("Tuned on", "Default rule"))
+
+
+def test_tuned_entries_are_legal_and_said_to_be_used():
+    for (num_experts, hidden, ffn, top_k, name), by_tokens in TUNED.items():
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
+        shape = {
+            "num_experts": num_experts,
+            "hidden_size": hidden,
+            "intermediate_size": ffn,
+            "top_k": top_k,
+            "dtype": dtype,
+        }
+        for num_tokens, entry in by_tokens.items():
+            got = resolve_config(num_tokens=num_tokens, **shape)
+            assert got.config == unflatten_config(tuple(flatten_config(entry))).as_dict()
+            assert f"at {num_tokens} tokens." in got.source
+        smallest = min(m for m in by_tokens if m > 1)
+        near = resolve_config(num_tokens=smallest - 1, **shape) if smallest > 2 else None
+        assert near is None or f"nearest tuned count to {smallest - 1}" in near.source
+
+
+def test_dtype_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"^dtype must be one of fp32, bf16, fp16; got torch.float64"):
+        resolve_config(num_tokens=1, num_experts=2, hidden_size=8, intermediate_size=8, top_k=1, dtype=torch.float64)

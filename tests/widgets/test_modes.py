@@ -1,0 +1,120 @@
+"""The mode panel: controls are views of one frozen spec, and what cannot be honoured is disabled with its reason."""
+
+from __future__ import annotations
+
+import pytest
+
+import workbench
+from workbench.devices import DeviceInfo, find_device
+from workbench.errors import InvalidInput
+from workbench.spec import Modes, RunSpec
+from workbench.sweeps.spec import SweepSpec
+from workbench.widgets import ModePanel
+
+CPU = find_device("cpu")
+GPU = DeviceInfo(type="cuda", name="NVIDIA H200", torch_device="cuda:0", capability=(9, 0), memory_bytes=150 * 2**30)
+
+
+@pytest.fixture
+def modes() -> ModePanel:
+    return ModePanel(device=CPU)
+
+
+def test_setting_the_spec_moves_every_control(modes: ModePanel) -> None:
+    spec = RunSpec(
+        model="mixtral-8x7b", top_k=1, tp_size=2, samples=7, modes=Modes(compile="default", dynamic=True, quant="fp16")
+    ).replace(num_tokens=48)
+    modes.spec = spec
+    chosen = modes.selection()
+    assert chosen["model"] == ("mixtral-8x7b",)
+    assert (chosen["compile"], chosen["dynamic"], chosen["quant"]) == (("default",), (True,), ("fp16",))
+    assert chosen["num_tokens"] == (48,)
+    assert 48 in modes.axes["num_tokens"].values
+    assert [modes.fields[name].text.value for name in ("experts", "top_k", "tp_size", "samples")] == ["", "1", "2", "7"]
+    assert modes.sweep_spec == SweepSpec(base=spec, axes={"num_tokens": (48,)})
+
+
+def test_pressing_toggles_makes_a_sweep_and_the_code_rebuilds_it(modes: ModePanel) -> None:
+    modes.axes["quant"].button("fp32").value = True
+    modes.axes["num_tokens"].button(128).value = True
+    modes.fields["top_k"].text.value = "2, 8"
+    assert modes.sweep_spec.axes == {"top_k": (2, 8), "quant": ("fp32", "bf16"), "num_tokens": (16, 128)}
+    assert modes.spec.point.num_tokens == 16
+    names = {name: getattr(workbench, name) for name in ("LayerPoint", "Modes", "RunSpec", "SweepSpec")}
+    assert eval(modes.code, names) == modes.sweep_spec
+    assert "--axis quant=fp32,bf16" in modes.cli
+
+
+def test_the_last_value_of_an_axis_stays_on(modes: ModePanel) -> None:
+    button = modes.axes["quant"].button("bf16")
+    button.value = False
+    assert button.value is True
+    assert modes.selection()["quant"] == ("bf16",)
+
+
+def test_what_a_cpu_cannot_honour_is_disabled_and_says_why(modes: ModePanel) -> None:
+    for axis, value in (("moe_backend", "triton"), ("graph", "full"), ("compile", "reduce-overhead")):
+        row = modes.axes[axis]
+        assert row.button(value).disabled, value
+        reason = row.reason(value)
+        assert reason
+        assert row.button(value).tooltip == reason
+        why = row.view.children[1].children[1]
+        assert value in why.value
+        assert why.layout.display is None
+    assert not modes.axes["compile"].button("default").disabled
+    assert not modes.axes["quant"].button("fp32").disabled  # with grouped_mm compiled it cannot run, otherwise it can
+
+
+def test_a_gpu_can_honour_them() -> None:
+    modes = ModePanel(device=GPU)
+    for axis, value in (("graph", "full"), ("compile", "reduce-overhead")):
+        assert not modes.axes[axis].button(value).disabled
+
+
+def test_a_value_that_is_on_can_always_be_turned_off(modes: ModePanel) -> None:
+    modes.spec = RunSpec(modes=Modes(graph="full"))
+    button = modes.axes["graph"].button("full")
+    assert not button.disabled
+    modes.axes["graph"].button("disabled").value = True
+    button.value = False
+    assert button.disabled
+
+
+def test_wrong_text_is_one_sentence_and_the_spec_keeps_its_last_right_value(modes: ModePanel) -> None:
+    before = modes.sweep_spec
+    modes.fields["samples"].text.value = "many"
+    assert modes.problem == "samples: must be a whole number, not 'many'"
+    assert modes.sweep_spec == before
+    with pytest.raises(InvalidInput, match="samples: must be a whole number"):
+        modes.check()
+    modes.fields["samples"].text.value = "0"
+    assert "samples: must be a whole number of at least 1" in modes.problem
+    modes.fields["samples"].text.value = "9"
+    assert modes.problem == ""
+    assert modes.spec.samples == 9
+
+
+def test_a_path_and_another_token_count_get_a_toggle(modes: ModePanel) -> None:
+    modes._path.value = "org/some-model"
+    assert modes.selection()["model"] == ("org/some-model",)
+    assert modes._path.value == ""
+    modes._more_tokens.value = "33"
+    assert modes.selection()["num_tokens"] == (16, 33)
+    modes._more_tokens.value = "-3"
+    assert "num_tokens: must be a whole number of at least 1" in modes.problem
+
+
+def test_an_axis_without_a_control_is_kept(modes: ModePanel) -> None:
+    modes.sweep_spec = SweepSpec(name="mine", axes={"num_tokens": (1, 2)}, base=RunSpec(timeout_s=7.0, device="cpu"))
+    modes.axes["quant"].button("fp16").value = True
+    assert (modes.sweep_spec.name, modes.sweep_spec.base.timeout_s, modes.sweep_spec.base.device) == (
+        "mine",
+        7.0,
+        "cpu",
+    )
+
+
+def test_an_unknown_keyword_is_refused() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        ModePanel(colour="red")  # type: ignore[call-arg]

@@ -1,0 +1,1 @@
+"""Is it right, and in which part is it not."""

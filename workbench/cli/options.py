@@ -1,0 +1,79 @@
+"""One command-line option for every field of a `RunSpec`, made from its field list, so that none can be forgotten."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Optional
+
+import typer
+
+from workbench.errors import choices
+from workbench.modes import BUILTIN_BACKENDS, L2, Cache, Compile, Graph, Quant, RoutingKind, Subject
+from workbench.spec import BOOLEAN, FIELDS, RunSpec, parse_value
+
+HELP = {
+    "subject": f"What is timed: {choices(Subject)}.",
+    "model": "A preset, a config.json, a checkpoint (GGUF file or safetensors folder) or a cached Hugging Face id.",
+    "experts": "Experts that a dense model's MLP is cut into.",
+    "top_k": "Experts per token; the model's own where left out.",
+    "tp_size": "Tensor-parallel size; the shape of one rank is run.",
+    "device": "auto (the first GPU, else the CPU), cpu, cuda or cuda:N.",
+    "l2": f"Last-level cache before each sample: {choices(L2)}.",
+    "cache": f"Compile and kernel caches: {choices(Cache)}.",
+    "seed": "Seed of weights, inputs and routings.",
+    "samples": "Number of timed samples.",
+    "timeout_s": "Seconds after which a point is ended and recorded as timed_out.",
+    "compile": f"torch.compile mode: {choices(Compile)}.",
+    "dynamic": "Whether torch.compile makes code for any number of tokens.",
+    "graph": f"CUDA graph: {choices(Graph)}.",
+    "quant": f"Format of weights and arithmetic: {choices(Quant)}.",
+    "moe_backend": f"Who computes the experts: {choices(BUILTIN_BACKENDS)}, or a registered one.",
+    "routing": f"Which experts tokens choose: {choices(RoutingKind)}.",
+    "zipf_exponent": "Skew of zipf routing.",
+    "num_tokens": "Number of tokens of one call.",
+}
+_DEFAULTS = RunSpec().flat()
+GIVEN = "given"
+
+
+def flag(name: str) -> str:
+    """`num_tokens` as `--num-tokens`."""
+    return "--" + name.replace("_", "-")
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    default = _DEFAULTS[name]
+    words = HELP[name] + (
+        "" if default is None else f" [default: {str(default).lower() if BOOLEAN[name] else default}]"
+    )
+    if BOOLEAN[name]:
+        option = typer.Option(None, f"{flag(name)}/--no-{flag(name)[2:]}", help=words, show_default=False)
+        kind: Any = Optional[bool]  # noqa: UP045 - typer reads this at run time
+    else:
+        option = typer.Option(None, flag(name), help=words, show_default=False, metavar="VALUE")
+        kind = Optional[str]  # noqa: UP045
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+
+
+def spec_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options to a command; it is called with `given`, the fields that were set, parsed."""
+
+    @wraps(command)
+    def wrapped(**values: Any) -> None:
+        given = {name: values.pop(name) for name in FIELDS}
+        parsed = {
+            name: value if isinstance(value, bool) else parse_value(name, value)
+            for name, value in given.items()
+            if value is not None
+        }
+        command(**values, **{GIVEN: parsed})
+
+    own = inspect.signature(command, eval_str=True).parameters
+    kept = [parameter for name, parameter in own.items() if name != GIVEN]
+    parameters = [*kept, *(_parameter(name) for name in FIELDS)]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del wrapped.__wrapped__  # else typer would look at the command behind
+    return wrapped

@@ -1,0 +1,394 @@
+"""One point from its spec to its record: load, compile, capture, check, time.
+
+Shapes: T tokens, D model, E experts, K experts per token.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from moe_kernels import ExpertWeights, Routing, resolve_config, resolve_impl
+from moe_kernels.types import TORCH_DTYPE
+from moe_kernels.types import Quant as KernelQuant
+
+from workbench.check.difference import difference
+from workbench.check.layer import Variant, check_layer
+from workbench.check.truth import Problem, Truth
+from workbench.devices import DeviceInfo, datasheet
+from workbench.engines.backends import prepare_backend
+from workbench.engines.environment import with_clocks
+from workbench.engines.faults import Fault, Unsupported, describe
+from workbench.engines.session import PointSession, peak_bytes, release_memory, reset_peak, used_bytes
+from workbench.measure.floor import SampleWork, implausible_reason, sample_work, weigh
+from workbench.measure.timer import Timer, nothing
+from workbench.models.layer import LayerSource
+from workbench.modes import Cache, Compile, Graph, RoutingKind
+from workbench.record import Correctness, Memory, Metric, Record, Scalar, Startup, Status, Work, now
+from workbench.runtime.compile import CompileCount, cold_caches, compile_count, strict_recompiles
+from workbench.runtime.graph import CAPTURE_MODE, CudaRecorder, FullGraph
+from workbench.runtime.inputs import Inputs, LayerFunction, layer_function
+from workbench.spec import RunSpec
+from workbench.support import find_reasons
+
+Progress = Callable[[str, str], None]
+MAX_ROUTINGS = 32
+ROUTING_BYTES = 2**28
+# inductor's own graphs need one call to warm up, one to record and one to replay; others settle sooner.
+WARM_CALLS = 3
+
+
+@dataclass(slots=True)
+class Draft:
+    """What is known of a record so far; a failed point keeps it."""
+
+    status: Status = Status.OK
+    reason: str = ""
+    detail: str = ""
+    resolved: dict[str, Scalar] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    startup: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, int | None] = field(default_factory=dict)
+    work: Work | None = None
+    correctness: Correctness | None = None
+
+    def record(self, spec: RunSpec, session: PointSession) -> Record:
+        """The record."""
+        return Record(
+            spec=spec,
+            status=self.status,
+            reason=self.reason,
+            detail=self.detail,
+            resolved=self.resolved,
+            metrics=self.metrics,
+            startup=Startup(**self.startup),
+            memory=Memory(**self.memory),
+            work=self.work,
+            correctness=self.correctness,
+            environment=with_clocks(session.environment),
+            command=spec.command,
+            created=now(),
+            notes=tuple(dict.fromkeys(self.notes)),
+        )
+
+
+def run_point(
+    spec: RunSpec,
+    device: DeviceInfo,
+    session: PointSession,
+    progress: Progress,
+    check: Callable[[], None] = nothing,
+) -> Record:
+    """Run `spec` on `device` and give its record, whatever happens.
+
+    Args:
+        spec: what to run.
+        device: where, as this process names it.
+        session: what earlier points left; `session.poisoned` is set where this process must end.
+        progress: told a state and a sentence at every phase.
+        check: called between phases and samples; raises `Cancelled` to end the point.
+    """
+    draft = Draft()
+    fault: Fault | None = None
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(strict_recompiles())
+            if spec.cache is Cache.COLD:
+                session.drop_compiled()
+                stack.callback(session.drop_compiled)
+                stack.enter_context(cold_caches())
+            _Run(spec, device, session, progress, check, draft, stack).work()
+    except Exception as error:
+        fault = describe(error, device.type)
+    if fault is not None:
+        # Out of the handler, so that nothing holds the traceback while memory is given back.
+        draft.status, draft.reason, draft.detail = fault.status, fault.reason, fault.detail
+        draft.metrics = {}
+        session.poisoned = fault.poisoned
+        if not fault.poisoned:
+            if fault.status is not Status.UNSUPPORTED:
+                session.drop_compiled()
+            release_memory(session.torch_device)
+    record = draft.record(spec, session)
+    progress("done" if record.status.measured else str(_state(record.status)), record.reason or "measured and right")
+    return record
+
+
+def _state(status: Status) -> str:
+    return status.value if status in (Status.CANCELLED, Status.TIMED_OUT) else "failed"
+
+
+@dataclass(slots=True)
+class _Run:
+    spec: RunSpec
+    device: DeviceInfo
+    session: PointSession
+    progress: Progress
+    check: Callable[[], None]
+    draft: Draft
+    stack: ExitStack
+
+    def work(self) -> None:
+        spec, draft, session = self.spec, self.draft, self.session
+        if reasons := find_reasons(spec, self.device):
+            raise Unsupported(" ".join(dict.fromkeys(reason.sentence for reason in reasons)))
+        prepare_backend(spec.modes.moe_backend)
+        source, weights = self._load()
+        problems, routings = self._problems(source)
+        self._resolve(weights, problems[0])
+        inputs = Inputs(problems[0].x, problems[0].routing)
+        base = layer_function(weights, spec.modes.moe_backend)
+        reset_peak(session.torch_device)
+        function = self._warm(inputs, base)
+        graph = self._capture(inputs, function)
+        peak = peak_bytes(session.torch_device)
+        self._check(source, weights, inputs, problems, base, function, graph)
+        if draft.status is not Status.OK:
+            return
+        inputs.load(problems[0].x, problems[0].routing)
+        self._time(source, inputs, routings, function, graph, peak)
+
+    def _load(self) -> tuple[LayerSource, ExpertWeights]:
+        spec, draft = self.spec, self.draft
+        self.progress("starting", f"loading {spec.model} as {spec.modes.quant}")
+        start = time.perf_counter()
+        source = self.session.source(spec)
+        weights = self.session.weights(spec, source)
+        self._synchronize()
+        draft.startup["load_s"] = time.perf_counter() - start
+        draft.memory |= {"weight_bytes": weights.nbytes, "at_rest_bytes": used_bytes(self.session.torch_device)}
+        draft.resolved |= {
+            "device": self.device.torch_device,
+            "shape": source.shape.source,
+            "num_experts": source.shape.num_experts,
+            "top_k": source.shape.top_k,
+            "hidden_size": source.shape.hidden_size,
+            "intermediate_size": source.shape.intermediate_size,
+            **source.resolved,
+        }
+        draft.notes += source.notes
+        self.check()
+        return source, weights
+
+    def _problems(self, source: LayerSource) -> tuple[tuple[Problem, Problem], list[Routing]]:
+        """Two problems of the same size for the check, and the routings that samples go through in turn."""
+        spec, tokens = self.spec, self.spec.point.num_tokens
+        bytes_each = 8 * tokens * source.shape.top_k
+        count = max(2, min(spec.samples, MAX_ROUTINGS, ROUTING_BYTES // bytes_each))
+        routings = source.routings(spec.modes.routing, tokens, count, spec.modes.zipf_exponent)
+        dtype = TORCH_DTYPE[KernelQuant(spec.modes.quant.value)]
+        hidden = source.hidden_states(tokens + 1)
+        first, second = (
+            Problem(x=part.to(dtype), x_float32=part, routing=routing)
+            for part, routing in ((hidden[:tokens], routings[0]), (hidden[1:], routings[1]))
+        )
+        self.draft.resolved["routings"] = len(routings)
+        return (first, second), routings
+
+    def _resolve(self, weights: ExpertWeights, problem: Problem) -> None:
+        spec, resolved = self.spec, self.draft.resolved
+        try:
+            resolved["moe_backend"] = resolve_impl(problem.x, weights, problem.routing, spec.modes.moe_backend)
+        except NotImplementedError as error:
+            raise Unsupported(str(error)) from None
+        if resolved["moe_backend"] == "triton":
+            config, source = resolve_config(
+                num_tokens=problem.x.shape[0],
+                num_experts=weights.num_experts,
+                hidden_size=weights.hidden_size,
+                intermediate_size=weights.intermediate_size,
+                top_k=problem.routing.topk_ids.shape[1],
+                dtype=problem.x.dtype,
+            )
+            resolved |= {"kernel_config": json.dumps(config), "kernel_config_source": source}
+
+    def _warm(self, inputs: Inputs, base: LayerFunction) -> LayerFunction:
+        """Compile and warm with the very shape; seconds and counts of what was compiled go to the draft."""
+        spec, draft = self.spec, self.draft
+        asked = spec.modes.compile is not Compile.NONE
+        self.progress(
+            "compiling" if asked else "warming", f"{spec.point.num_tokens} tokens, compile {spec.modes.compile}"
+        )
+        kept = self.session.has_compiled(spec)
+        function = self.session.compiled(spec, base)
+        if spec.modes.compile.owns_graphs:
+            function = _stepping(function)
+        before = compile_count()
+        start = time.perf_counter()
+        inputs.call(function)
+        self._synchronize()
+        made = compile_count().since(before)
+        if made:
+            draft.startup["compile_s"] = time.perf_counter() - start
+            draft.startup["compile_cache"] = spec.cache.value
+        self.progress("warming", f"{spec.point.num_tokens} tokens")
+        for _ in range(WARM_CALLS - 1):
+            self.check()
+            inputs.call(function)
+        self._synchronize()
+        self._count(asked, kept, made, compile_count().since(before))
+        return function
+
+    def _count(self, asked: bool, kept: bool, first: CompileCount, made: CompileCount) -> None:
+        resolved, notes = self.draft.resolved, self.draft.notes
+        resolved["compile"] = self.spec.modes.compile.value
+        if asked:
+            resolved |= {
+                "graphs_compiled": made.graphs,
+                "graph_breaks": made.graph_breaks,
+                "recompiles": max(0, made.graphs - (0 if kept else 1)),
+            }
+            if kept and not made.graphs:
+                notes.append("Compiled code of an earlier size was used; nothing was compiled for this point.")
+        if made.kernels:
+            resolved["kernels_compiled"] = made.kernels
+        if made.graphs > first.graphs:
+            notes.append("The second call with the same shape compiled again.")
+
+    def _capture(self, inputs: Inputs, function: LayerFunction) -> FullGraph | None:
+        if self.spec.modes.graph is not Graph.FULL:
+            return None
+        self.check()
+        self.progress("compiling", "capturing the graph")
+        start = time.perf_counter()
+        graph = FullGraph(function, inputs, CudaRecorder(self.session.torch_device))
+        self.stack.callback(graph.close)
+        self._synchronize()
+        self.draft.startup["capture_s"] = time.perf_counter() - start
+        self.draft.memory["graph_bytes"] = graph.held_bytes
+        self.draft.resolved |= {
+            "graph": "full",
+            "captured_tokens": inputs.num_tokens,
+            "capture_error_mode": CAPTURE_MODE,
+        }
+        return graph
+
+    def _check(
+        self,
+        source: LayerSource,
+        weights: ExpertWeights,
+        inputs: Inputs,
+        problems: tuple[Problem, Problem],
+        base: LayerFunction,
+        function: LayerFunction,
+        graph: FullGraph | None,
+    ) -> None:
+        spec, draft, modes = self.spec, self.draft, self.spec.modes
+        self.check()
+        self.progress("checking", f"{spec.point.num_tokens} tokens against float64")
+        key = (self.session.source_key(spec), modes.quant, modes.routing, modes.zipf_exponent, spec.point.num_tokens)
+        truth = self.session.truths.find(key, source, weights, problems[0], spec.seed)
+        variant = Variant(
+            run=graph.replay if graph else lambda: inputs.call(function),
+            eager=lambda: inputs.call(base),
+            uncaptured=(lambda: inputs.call(function)) if graph else None,
+            output=graph.output if graph else None,
+            compiled=modes.compile is not Compile.NONE,
+        )
+        correctness, got = check_layer(variant, inputs, problems, truth, self.check)
+        if flips := _flips(source, problems[0], spec):
+            correctness = correctness.model_copy(update=flips)
+        draft.correctness = correctness
+        if not correctness.passed:
+            draft.status, draft.reason = Status.INCORRECT, correctness.reason
+        self._compare_dense(truth, got)
+
+    def _compare_dense(self, truth: Truth, got: torch.Tensor | None) -> None:
+        """Against the whole MLP, where experts are cut from one: this output, or what leaving experts out costs."""
+        if truth.dense is None or got is None:
+            return
+        if truth.complete:
+            self.draft.resolved["trained_mlp_error"] = difference(got, truth.dense).relative_l2
+        elif self.spec.modes.routing is RoutingKind.MODEL:
+            # A property of the exact layer under the oracle's choice, not of this backend.
+            error = difference(truth.total, truth.dense).relative_l2
+            self.draft.resolved["sparsity_error"] = error
+            if error is not None:
+                self.draft.notes.append(
+                    f"Against the whole MLP this sparse layer's exact output is off by {error:.1%}."
+                )
+
+    def _time(
+        self,
+        source: LayerSource,
+        inputs: Inputs,
+        routings: list[Routing],
+        function: LayerFunction,
+        graph: FullGraph | None,
+        peak: int | None,
+    ) -> None:
+        spec, draft, session = self.spec, self.draft, self.session
+        self.progress("measuring", f"{spec.samples} samples of {spec.point.num_tokens} tokens")
+        reset_peak(session.torch_device)
+        timer = Timer(
+            device=session.torch_device,
+            call=graph.replay if graph else lambda: inputs.call(function),
+            prepare=lambda index: inputs.load(routing=routings[index % len(routings)]),
+            l2=spec.l2,
+            replay=graph is not None,
+            compiles=compile_count,
+            check=self.check,
+        )
+        timed = timer.run(spec.samples)
+        later = peak_bytes(session.torch_device)
+        if peak is not None and later is not None:
+            draft.memory["peak_bytes"] = max(peak, later - timed.evictor_bytes)
+        each = [_sample_work(source, spec, routing) for routing in routings]
+        works = [each[index % len(each)] for index in range(spec.samples)]
+        sheet = datasheet(self.device.name) if self.device.type == "cuda" else None
+        impossible = implausible_reason(works, timed.samples_us, spec.modes.quant, sheet, spec.l2)
+        roofs = session.environment.roofs
+        draft.work = weigh(works, timed.samples_us, spec.modes.quant, roofs, implausible=impossible is not None)
+        draft.resolved |= {
+            "timer": timed.method,
+            "l2": spec.l2.value,
+            "cold_method": timed.cold_method or None,
+            "compiled_samples": len(timed.compiled_in),
+        }
+        draft.notes += timed.notes
+        if impossible is not None:
+            draft.status, draft.reason = Status.IMPLAUSIBLE, impossible
+        else:
+            draft.metrics["latency"] = Metric.from_samples(timed.samples_us, "us")
+            if timed.wall_us:
+                draft.metrics["wall"] = Metric.from_samples(timed.wall_us, "us")
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.session.torch_device)
+
+
+def _stepping(function: LayerFunction) -> LayerFunction:
+    """Tell inductor's own graphs that the outputs of the call before are done with."""
+
+    def call(x_TD: torch.Tensor, topk_weights_TK: torch.Tensor, topk_ids_TK: torch.Tensor) -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return function(x_TD, topk_weights_TK, topk_ids_TK)
+
+    return call
+
+
+def _flips(source: LayerSource, problem: Problem, spec: RunSpec) -> dict[str, int] | None:
+    """Tokens whose set of experts changes when the gate reads the rounded inputs; None where routing is given."""
+    if spec.modes.routing is not RoutingKind.MODEL:
+        return None
+    exact, rounded = source.router_logits(problem.x_float32), source.router_logits(problem.x)
+    if exact is None or rounded is None:
+        return None
+    sets = [logits.topk(source.shape.top_k).indices.sort(dim=-1).values for logits in (exact, rounded)]
+    return {"routing_flips": int((sets[0] != sets[1]).any(dim=-1).sum())}
+
+
+def _sample_work(source: LayerSource, spec: RunSpec, routing: Routing) -> SampleWork:
+    ids = routing.topk_ids
+    chosen = ids[(ids >= 0) & (ids < source.shape.num_experts)]
+    return sample_work(
+        source.shape, spec.modes.quant, spec.point.num_tokens, int(chosen.unique().numel()), int(chosen.numel())
+    )

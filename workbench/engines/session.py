@@ -1,0 +1,146 @@
+"""What a worker keeps between points: the layer's source, its weights by format, compiled code, known truths."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Hashable
+
+import torch
+from moe_kernels import ExpertWeights
+
+from workbench.check.truth import TruthCache
+from workbench.devices import DeviceInfo
+from workbench.models.layer import LayerSource, load_layer_source
+from workbench.modes import Compile, Quant
+from workbench.record import Environment
+from workbench.runtime.compile import compile_layer
+from workbench.runtime.inputs import LayerFunction
+from workbench.spec import RunSpec
+from workbench.support import weight_bytes, workspace_bytes
+
+# Set aside for what cannot be counted beforehand: the context's growth, libraries, the oracle's one expert in float64.
+MARGIN = 1.15
+
+
+class PointSession:
+    """State of one worker; `poisoned` says why it can run no more, empty where it can."""
+
+    def __init__(self, device: DeviceInfo, environment: Environment) -> None:
+        self.device = device
+        self.torch_device = torch.device(device.torch_device)
+        self.environment = environment
+        self.truths = TruthCache()
+        self.poisoned = ""
+        self._source: tuple[Hashable, LayerSource] | None = None
+        self._weights: dict[Quant, ExpertWeights] = {}
+        self._compiled: tuple[Hashable, LayerFunction] | None = None
+
+    def source_key(self, spec: RunSpec) -> Hashable:
+        """What a layer's source depends on."""
+        return (spec.model, spec.experts, spec.top_k, spec.tp_size, spec.seed)
+
+    def source(self, spec: RunSpec) -> LayerSource:
+        """The layer that `spec` names; another one takes the place of the one before."""
+        key = self.source_key(spec)
+        if self._source is None or self._source[0] != key:
+            self.drop()
+            self._source = (key, load_layer_source(spec, self.device))
+        return self._source[1]
+
+    def weights(self, spec: RunSpec, source: LayerSource) -> ExpertWeights:
+        """The source's weights in the format asked for; other formats are dropped when memory is short."""
+        quant = spec.modes.quant
+        if quant not in self._weights:
+            need = (weight_bytes(spec, source.shape) + workspace_bytes(spec, source.shape)) * MARGIN
+            if self._weights and need > free_bytes(self.torch_device):
+                self._weights.clear()
+                self.drop_compiled()
+                release_memory(self.torch_device)
+            self._weights[quant] = source.build_weights(quant)
+        return self._weights[quant]
+
+    def _compiled_key(self, spec: RunSpec) -> Hashable:
+        modes = spec.modes
+        tokens = None if modes.dynamic or modes.compile is Compile.NONE else spec.point.num_tokens
+        return (self.source_key(spec), modes.compile, modes.dynamic, modes.quant, modes.moe_backend, tokens)
+
+    def has_compiled(self, spec: RunSpec) -> bool:
+        """Whether `compiled` would give code that an earlier point left."""
+        return self._compiled is not None and self._compiled[0] == self._compiled_key(spec)
+
+    def compiled(self, spec: RunSpec, function: LayerFunction) -> LayerFunction:
+        """`function` compiled as `spec` asks: kept while the modes stay, and the size too where it is compiled in."""
+        key = self._compiled_key(spec)
+        if self._compiled is None or self._compiled[0] != key:
+            self.drop_compiled()
+            self._compiled = (key, compile_layer(function, spec.modes.compile, dynamic=spec.modes.dynamic))
+        return self._compiled[1]
+
+    def drop_compiled(self) -> None:
+        """Forget compiled code: its graphs hold weights and memory pools."""
+        self._compiled = None
+        torch._dynamo.reset()
+
+    def drop(self) -> None:
+        """Forget everything that holds device memory."""
+        self._source = None
+        self._weights.clear()
+        self.drop_compiled()
+        release_memory(self.torch_device)
+
+
+def release_memory(device: torch.device) -> None:
+    """Collect garbage and give cached device memory back."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated, what torch holds unused included."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    return _meminfo("MemAvailable", 2**40)
+
+
+def _meminfo(name: str, otherwise: int) -> int:
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name + ":"))
+    except (OSError, StopIteration, ValueError):
+        return otherwise
+
+
+def used_bytes(device: torch.device) -> int | None:
+    """Bytes in use: allocated on a GPU, resident on a CPU; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    return _status("VmRSS")
+
+
+def reset_peak(device: torch.device) -> None:
+    """Begin a new peak."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
+            file.write("5")
+    except OSError:  # some containers forbid it: the peak is then that of the whole process
+        return
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Most bytes in use since `reset_peak`."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int | None:
+    try:
+        with open("/proc/self/status", encoding="utf-8") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name + ":"))
+    except (OSError, StopIteration, ValueError):
+        return None

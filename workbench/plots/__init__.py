@@ -1,0 +1,33 @@
+"""Figures and tables as pure functions of a frame of results, the same for widget, frozen copy, report and test."""
+
+from workbench.plots.correctness import correctness_figure
+from workbench.plots.detail import VIEWS, View, detail_figure, update_detail
+from workbench.plots.latency import latency_figure, update_latency
+from workbench.plots.select import Series, choose, context, points, split, varying
+from workbench.plots.speedup import Matrix, baselines, speedup_figure, speedup_matrix
+from workbench.plots.static import frozen_page, latency_svg
+from workbench.plots.table import results_table, speedup_table
+
+__all__ = [
+    "VIEWS",
+    "Matrix",
+    "Series",
+    "View",
+    "baselines",
+    "choose",
+    "context",
+    "correctness_figure",
+    "detail_figure",
+    "frozen_page",
+    "latency_figure",
+    "latency_svg",
+    "points",
+    "results_table",
+    "speedup_figure",
+    "speedup_matrix",
+    "speedup_table",
+    "split",
+    "update_detail",
+    "update_latency",
+    "varying",
+]

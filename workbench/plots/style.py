@@ -1,0 +1,166 @@
+"""How every figure looks: one white template, one colour-blind-safe palette, short names, units in axis titles."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Okabe and Ito's palette without its yellow (too light on white) and black; order puts the strongest contrasts first.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#6A3D9A", "#555555")
+DASHES = ("solid", "dash", "dot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon")
+SLOTS = len(PALETTE) * len(DASHES)
+"""Lines that a figure holds; more cannot be told apart, so a figure says how many it left out."""
+
+INK, MUTED, GRID, GAP = "#222222", "#666666", "#E6E6E6", "#F4F4F4"
+FONT = "Helvetica Neue, Helvetica, Arial, sans-serif"
+# Brown (slower) - white - blue (faster): told apart by every kind of colour vision.
+DIVERGING = ((0.0, "#B35806"), (0.25, "#F1A340"), (0.5, "#FFFFFF"), (0.75, "#74ADD1"), (1.0, "#2166AC"))
+
+MODE_AXES = ("moe_backend", "quant", "compile", "dynamic", "graph")
+"""What one chooses when serving: a matrix compares these, everything else being equal."""
+PROBLEM_AXES = (
+    "device_name",
+    "model",
+    "experts",
+    "top_k",
+    "tp_size",
+    "routing",
+    "zipf_exponent",
+    "l2",
+    "cache",
+    "seed",
+    "subject",
+)
+AXES = ("device_name", "model", "experts", "top_k", "tp_size", *MODE_AXES, *PROBLEM_AXES[5:])
+
+_SHORT: dict[tuple[str, Any], str] = {
+    ("moe_backend", "torch_grouped_mm"): "grouped_mm",
+    ("compile", "none"): "eager",
+    ("compile", "default"): "compile",
+    ("compile", "max-autotune-no-cudagraphs"): "max-autotune-no-cg",
+    ("graph", "disabled"): "",
+    ("graph", "full"): "graph",
+    ("dynamic", False): "",
+    ("dynamic", True): "dynamic",
+}
+_PREFIX = {"experts": "E", "top_k": "top-", "tp_size": "TP", "seed": "seed ", "zipf_exponent": "s=", "l2": "L2 "}
+_SUFFIX = {"cache": " cache"}
+
+
+def missing(value: object) -> bool:
+    """Whether a cell holds nothing: None, NaN or pandas' NA."""
+    return value is None or type(value).__name__ == "NAType" or value != value
+
+
+def number(value: object) -> float | None:
+    """A finite float, or None; what figures and tables may print."""
+    if missing(value) or isinstance(value, str):
+        return None
+    result = float(value)  # type: ignore[arg-type]
+    return result if math.isfinite(result) else None
+
+
+def short(axis: str, value: object) -> str:
+    """The value of an axis as it stands in a legend; empty for what goes without saying (no graph, static shapes)."""
+    if missing(value):
+        return ""
+    if isinstance(value, float) and value.is_integer():  # pandas widens whole numbers beside gaps
+        value = int(value)
+    text = _SHORT.get((axis, value if isinstance(value, str) else bool(value) if axis == "dynamic" else value))
+    if text is None:
+        text = f"{_PREFIX.get(axis, '')}{value}{_SUFFIX.get(axis, '')}"
+    return text if len(text) <= 40 else text[:18] + "..." + text[-19:]
+
+
+def label(values: Mapping[str, object], axes: Sequence[str]) -> str:
+    """A line's name: its values on the given axes, plain text (escape before it becomes markup)."""
+    words = [short(axis, values.get(axis)) for axis in axes]
+    return " · ".join(word for word in words if word)
+
+
+def safe(text: object) -> str:
+    """Text from a record as it may stand in plotly's small markup (hover, legend, title)."""
+    return html.escape(str(text), quote=False)
+
+
+def wrap(text: str, width: int = 60) -> str:
+    """Break a long sentence for a hover box, escaped; plotly does not break lines by itself."""
+    import textwrap
+
+    lines = textwrap.wrap(text, width)[:8] or [""]
+    return "<br>".join(safe(line) for line in lines)
+
+
+def figures(value: float, digits: int = 3) -> str:
+    """A number to three figures without an exponent: 0.123, 12.3, 1,230."""
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{round(value, decimals):,.{min(decimals, 9)}f}"
+
+
+def duration(us: float) -> str:
+    """Microseconds in the unit that reads best: 870 ns, 12.3 us, 4.56 ms, 1.20 s."""
+    for limit, factor, unit in ((1, 1e3, "ns"), (1e3, 1, "µs"), (1e6, 1e-3, "ms")):
+        if us < limit:
+            return f"{figures(us * factor)} {unit}"
+    return f"{figures(us / 1e6)} s"
+
+
+def log_ticks(low: float, high: float, most: int = 9) -> tuple[list[float], list[str]]:
+    """Round tick values (1-2-5, thinned by decades) that cover `low` to `high`, both above 0, with plain labels."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        values = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+        values = [v for v in values if low / 2.6 <= v <= high * 2.6]
+        if len(values) <= most:
+            break
+    return values, [f"{v:,.0f}" if v >= 1 else f"{v:g}" for v in values]
+
+
+def axis(title: str) -> dict[str, Any]:
+    """An axis with a line, outward ticks and a title that holds its unit."""
+    return {
+        "showline": True,
+        "linecolor": "#999999",
+        "ticks": "outside",
+        "tickcolor": "#999999",
+        "ticklen": 4,
+        "gridcolor": GRID,
+        "zeroline": False,
+        "title": {"text": title, "standoff": 8, "font": {"size": 13}},
+        "tickfont": {"size": 12},
+    }
+
+
+def template() -> dict[str, Any]:
+    """The layout that every figure starts from."""
+    return {
+        "template": "none",
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "title": {
+            "font": {"size": 13, "color": MUTED},
+            "x": 0.0,
+            "xref": "container",
+            "xanchor": "left",
+            "pad": {"l": 12},
+            "y": 0.975,
+            "yanchor": "top",
+        },
+        "margin": {"l": 72, "r": 16, "t": 40, "b": 52},
+        "legend": {"orientation": "v", "x": 1.02, "y": 1.0, "font": {"size": 12}, "itemwidth": 40, "tracegroupgap": 0},
+        "hoverlabel": {
+            "align": "left",
+            "bgcolor": "white",
+            "bordercolor": "#999999",
+            "font": {"size": 12, "color": INK},
+        },
+        "hovermode": "closest",
+        "height": 380,
+        "autosize": True,
+    }

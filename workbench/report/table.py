@@ -1,0 +1,147 @@
+"""The table that every report shows, as plain text; markup is made, and strings escaped, where it is written out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from workbench.record import Record, Status
+from workbench.report.compare import default_baseline, speedups
+from workbench.spec import FIELDS
+from workbench.sweeps.results import Results
+from workbench.sweeps.spec import AXES
+
+SHARED = (
+    "model",
+    "experts",
+    "top_k",
+    "tp_size",
+    "quant",
+    "routing",
+    "moe_backend",
+    "compile",
+    "graph",
+    "l2",
+    "samples",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Plain text: a header, rows, which columns hold numbers, what all rows share, and the baseline of speed-ups."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int]
+    shared: dict[str, str]
+    baseline: dict[str, Any]
+
+
+def text_of(value: object) -> str:
+    """A cell: empty for a missing value, whole numbers without a point."""
+    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return str(value)
+
+
+def microseconds(value: float) -> str:
+    """`870 ns`, `12.3 us`, `4.56 ms`, `1.2 s`; empty for NaN."""
+    if math.isnan(value):
+        return ""
+    for limit, factor, unit in ((0.9995, 1e3, "ns"), (999.5, 1.0, "us"), (999.5e3, 1e-3, "ms")):
+        if value < limit:
+            return f"{_three(value * factor)} {unit}"
+    return f"{_three(value * 1e-6)} s"
+
+
+def _three(value: float) -> str:
+    if value == 0:
+        return "0"
+    return f"{value:.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")
+
+
+def varying(frame: pd.DataFrame) -> list[str]:
+    """Fields with more than one value among the rows, in the order of the axes."""
+    order = [*AXES, *(name for name in FIELDS if name not in AXES)]
+    names = [name for name in order if frame[name].nunique(dropna=False) > 1]
+    return [*(["device_name"] if frame["device_name"].nunique() > 1 else []), *names]
+
+
+def results_table(results: Results, baseline: Mapping[str, Any] | None = None) -> Table:
+    """One row a point that was measured or failed (not the unsupported ones; `failures` lists why).
+
+    Args:
+        results: anchor repeats are left out.
+        baseline: mode axes and their values; default the plainest set of modes measured.
+    """
+    frame = results.frame()
+    frame = frame[~frame["anchor"].astype(bool)]
+    base = dict(baseline) if baseline is not None else default_baseline(frame)
+    frame = frame.assign(speedup=pd.Series(speedups(frame, base), index=frame.index, dtype=object))
+    shown = frame[frame["status"] != Status.UNSUPPORTED.value]
+    axes = varying(shown) if len(shown) > 1 else ["num_tokens"]
+    shared = {name: text_of(frame[name].iloc[0]) for name in SHARED if len(frame) and name not in axes}
+    columns: dict[str, list[str]] = {name: [text_of(value) for value in shown[name]] for name in axes}
+    columns["latency"] = [microseconds(value) for value in shown["latency_us"]]
+    columns["p10 to p90"] = [
+        f"{microseconds(low)} to {microseconds(high)}" if not math.isnan(low) else ""
+        for low, high in zip(shown["p10_us"], shown["p90_us"], strict=True)
+    ]
+    if base:
+        columns["speed-up"] = ["" if value is None else str(value) for value in shown["speedup"]]
+    columns["error/budget"] = ["" if math.isnan(value) else f"{value:.2g}" for value in shown["error_ratio"]]
+    columns["total error"] = ["" if math.isnan(value) else f"{value:.1e}" for value in shown["total_error"]]
+    for name, title in (("trained_mlp_error", "against trained MLP"), ("sparsity_error", "sparsity error")):
+        if shown[name].notna().any():
+            columns[title] = ["" if math.isnan(value) else f"{value:.1e}" for value in shown[name]]
+    if shown["compile_s"].notna().any():
+        columns["compile time"] = ["" if math.isnan(value) else f"{value:.1f} s" for value in shown["compile_s"]]
+    columns["status"] = [
+        f"{status} (at the roof)" if roof else str(status)
+        for status, roof in zip(shown["status"], shown["at_roof"], strict=True)
+    ]
+    texts = {"status", *(name for name in axes if not pd.api.types.is_numeric_dtype(shown[name]))}
+    return Table(
+        header=tuple(columns),
+        rows=tuple(zip(*columns.values(), strict=True)),
+        numbers=frozenset(at for at, name in enumerate(columns) if name not in texts),
+        shared={name: value for name, value in shared.items() if value},
+        baseline=base,
+    )
+
+
+def name_of(record: Record) -> str:
+    """A point in words: model, modes, tokens."""
+    modes, spec = record.spec.modes, record.spec
+    words = [spec.model, str(modes.quant), modes.moe_backend, f"compile {modes.compile}", f"graph {modes.graph}"]
+    return ", ".join([*words, str(modes.routing), f"{spec.point.num_tokens} tokens"])
+
+
+def failures(results: Results) -> list[tuple[str, str, list[str]]]:
+    """Status, reason and the points it stopped, of all that was not measured; failures before what cannot run."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for record in results.points:
+        if not record.status.measured:
+            groups.setdefault((str(record.status), record.reason), []).append(name_of(record))
+    quiet = (Status.UNSUPPORTED.value, Status.SKIPPED.value)
+    return [(s, why, names) for (s, why), names in sorted(groups.items(), key=lambda item: item[0][0] in quiet)]
+
+
+def environments(results: Results) -> list[str]:
+    """One line for each place in which the records were made."""
+    lines = []
+    for environment in {r.environment.fingerprint: r.environment for r in results.records}.values():
+        parts = [environment.device_name]
+        parts += [f"{environment.cores} cores"] if environment.device_type == "cpu" and environment.cores else []
+        parts += [f"driver {environment.driver}"] if environment.driver else []
+        for name in ("torch", "triton", "python", "workbench"):
+            version = getattr(environment, name)
+            parts += [f"{name} {version}"] if version else []
+        parts += [environment.host_os] if environment.host_os else []
+        parts += [f"commit {environment.commit[:12]}"] if environment.commit else []
+        lines.append(", ".join(parts))
+    return lines

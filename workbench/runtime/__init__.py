@@ -1,0 +1,1 @@
+"""How a layer is run: eager, compiled, in a CUDA graph."""

@@ -1,0 +1,198 @@
+"""`find_reasons`: the one authority on what cannot run here, and why. No torch here: notebook kernels call it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from moe_kernels.experts.rules import TRITON_INSTALLED, TRITON_INTERPRETED, builtin_reasons
+from moe_kernels.registry import find_backend
+
+from workbench.devices import DeviceInfo
+from workbench.errors import choices
+from workbench.models.shapes import ModelShape, model_shape, router_reason
+from workbench.modes import BUILTIN_BACKENDS, Compile, Graph, Quant, RoutingKind
+from workbench.spec import RunSpec
+
+BYTES = {Quant.FP32: 4, Quant.BF16: 2, Quant.FP16: 2}
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a spec cannot run: the field to change (its short name) and a sentence for people."""
+
+    field: str
+    sentence: str
+
+
+def find_reasons(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
+    """Why `spec` cannot run on `device`; an empty list means that it runs.
+
+    Raises:
+        InvalidInput: the spec describes no layer: an unknown model, `top_k` above the experts, a `tp_size` that does
+            not divide.
+    """
+    shape = model_shape(spec)
+    reasons = [*_modes(spec, device), *_compiler(spec, device), *_backend(spec, shape, device)]
+    if spec.modes.routing is RoutingKind.MODEL and (why := router_reason(shape)):
+        reasons.append(Reason("routing", _ended(f"The model's router cannot be run: {why}")))
+    if lacking := memory_sentence(spec, shape, device):
+        reasons.append(Reason("num_tokens" if lacking[1] else "model", lacking[0]))
+    return reasons
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith(".") else text + "."
+
+
+def _modes(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
+    modes, reasons = spec.modes, []
+    if modes.graph is Graph.FULL and device.type != "cuda":
+        reasons.append(Reason("graph", "CUDA graphs need a GPU."))
+    if modes.compile.owns_graphs and device.type != "cuda":
+        reasons.append(
+            Reason("compile", f"{modes.compile} records CUDA graphs of inductor's own, and CUDA graphs need a GPU.")
+        )
+    if modes.compile.owns_graphs and modes.graph is Graph.FULL:
+        reasons.append(
+            Reason(
+                "graph",
+                f"{modes.compile} records CUDA graphs of inductor's own, which cannot stand inside a graph of ours; "
+                "take max-autotune-no-cudagraphs or default beside graph full.",
+            )
+        )
+    return reasons
+
+
+def _compiler(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
+    modes, reasons = spec.modes, []
+    compiled = modes.compile is not Compile.NONE
+    if compiled and device.type == "cpu":
+        if not cpp_compiler():
+            reasons.append(
+                Reason("compile", "torch.compile on a CPU needs a C++ compiler, and neither $CXX nor g++ is here.")
+            )
+        if not python_headers():
+            reasons.append(
+                Reason("compile", "torch.compile on a CPU needs Python's headers, and Python.h is not here.")
+            )
+    if device.type != "cuda" or not (compiled or modes.moe_backend == "triton"):
+        return reasons
+    field = "compile" if compiled else "moe_backend"
+    if not TRITON_INSTALLED:
+        reasons.append(Reason(field, "triton is not installed, and GPU kernels are compiled by it."))
+    elif not TRITON_INTERPRETED and not c_compiler():
+        reasons.append(
+            Reason(field, "triton needs a C compiler for its launchers, and neither $CC, gcc nor clang is here.")
+        )
+    return reasons
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler that inductor would take; None where there is none."""
+    return next(
+        (found for name in (os.environ.get("CXX"), "g++", "clang++") if name and (found := shutil.which(name))), None
+    )
+
+
+def c_compiler() -> str | None:
+    """The C compiler that triton would take; None where there is none."""
+    names = (os.environ.get("CC"), "gcc", "clang", "cc")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+@cache
+def python_headers() -> bool:
+    """Whether Python.h is installed."""
+    return Path(sysconfig.get_paths()["include"], "Python.h").is_file()
+
+
+def _backend(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> list[Reason]:
+    name = spec.modes.moe_backend
+    compiled, graph = spec.modes.compile is not Compile.NONE, spec.modes.graph is Graph.FULL
+    if name in BUILTIN_BACKENDS:
+        sentences = builtin_reasons(
+            name,
+            device.type,
+            spec.modes.quant.value,
+            shape.num_experts,
+            shape.hidden_size,
+            shape.intermediate_size,
+            compiled,
+            graph,
+            device.capability,
+        )
+    elif ":" in name:
+        sentences = _own_backend(name)
+    elif (registered := find_backend(name)) is not None:
+        sentences = registered.supports(
+            device_type=device.type,
+            dtype=spec.modes.quant.value,
+            num_experts=shape.num_experts,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            top_k=shape.top_k,
+            compile=compiled,
+            graph=graph,
+        )
+    else:
+        allowed = choices([*BUILTIN_BACKENDS, "your own as package.module:function"])
+        sentences = [f"There is no backend {name!r}; allowed are {allowed}."]
+    return [Reason("moe_backend", _ended(text)) for text in sentences]
+
+
+def _own_backend(name: str) -> list[str]:
+    """Whether `package.module:function` names a module that is here. It is imported in the worker alone."""
+    module, _, function = name.partition(":")
+    if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        return [f"A backend of your own is written package.module:function, not {name!r}."]
+    if not module_exists(module):
+        return [f"The module {module} of the backend {name!r} cannot be found on Python's path."]
+    return []
+
+
+def module_exists(module: str) -> bool:
+    """Whether a dotted module can be found, without importing its parents (they might import torch)."""
+    places = None
+    parts = module.split(".")
+    for index in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: index + 1]), places)
+        if spec is None:
+            return False
+        places = spec.submodule_search_locations
+        if places is None and index + 1 < len(parts):
+            return False
+    return True
+
+
+def weight_bytes(spec: RunSpec, shape: ModelShape) -> int:
+    """Bytes of all experts of the layer in the format asked for."""
+    return shape.parameters * BYTES[spec.modes.quant]
+
+
+def workspace_bytes(spec: RunSpec, shape: ModelShape) -> int:
+    """Bytes of inputs, output and what passes between the two products: gate and up, the intermediate, routed rows."""
+    rows = spec.point.num_tokens * shape.top_k
+    size = BYTES[spec.modes.quant]
+    routed = rows * (3 * shape.intermediate_size + shape.hidden_size) * size
+    return routed + spec.point.num_tokens * shape.hidden_size * (2 * size + 4)
+
+
+def memory_sentence(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> tuple[str, bool] | None:
+    """Why the layer does not fit, and whether fewer tokens would help; None where it may fit."""
+    if device.memory_bytes is None:
+        return None
+    weights, work = weight_bytes(spec, shape), workspace_bytes(spec, shape)
+    if weights + work <= device.memory_bytes:
+        return None
+    sentence = (
+        f"The layer needs {(weights + work) / _GIB:.1f} GiB ({weights / _GIB:.1f} GiB of weights and "
+        f"{work / _GIB:.1f} GiB to work in); {device.name} has {device.memory_bytes / _GIB:.1f} GiB."
+    )
+    return sentence, weights <= device.memory_bytes

@@ -1,0 +1,116 @@
+"""How long points may take: rough rates first, corrected by what has been measured. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workbench.devices import DeviceInfo
+from workbench.models.shapes import ModelShape, model_shape
+from workbench.modes import Cache, Compile, Graph, Quant
+from workbench.spec import RunSpec
+
+# Rough seconds and rates, to size a sweep before anything is known; one measured point corrects them.
+COMPILE_S = {
+    "cpu": {Compile.DEFAULT: 6.0, Compile.REDUCE_OVERHEAD: 8.0},
+    "cuda": {Compile.DEFAULT: 6.0, Compile.REDUCE_OVERHEAD: 8.0},
+}
+AUTOTUNE_S = 20.0
+CAPTURE_S = 0.3
+START_S = 6.0  # the worker: torch's import, the device's context
+POINT_S = {"cpu": 0.15, "cuda": 0.3}  # warm-up and check of the smallest point
+LOAD_RATE = {"cpu": 60e6, "cuda": 2e9}  # weights a second, made or read
+OPS_RATE = {"cpu": 30e9, "cuda": 50e12}
+SLOW_ON_CPU = {Quant.FP32: 1.0, Quant.BF16: 4.0, Quant.FP16: 4.0}
+READ_RATE = {"cpu": 8e9, "cuda": 1.5e12}
+CHECKED_RUNS = 6.0  # runs of the layer for warm-up and the check, the float64 oracle's rows among them
+PRIOR_S = 3.0  # how much measured time outweighs the rough rates
+
+
+def _shape(spec: RunSpec) -> ModelShape | None:
+    try:
+        return model_shape(spec)
+    except ValueError:
+        return None
+
+
+def sample_seconds(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> float:
+    """Rough seconds of one call of the layer."""
+    kind = device.type
+    tokens = spec.point.num_tokens
+    operations = 6.0 * tokens * shape.top_k * shape.hidden_size * shape.intermediate_size
+    touched = min(shape.num_experts, tokens * shape.top_k) / shape.num_experts
+    read = touched * shape.parameters * (4 if spec.modes.quant is Quant.FP32 else 2)
+    slow = SLOW_ON_CPU[spec.modes.quant] if kind == "cpu" else 1.0
+    return operations * slow / OPS_RATE[kind] + read / READ_RATE[kind] + 50e-6
+
+
+def subject_of(spec: RunSpec) -> tuple[object, ...]:
+    """What a built layer depends on."""
+    return (spec.model, spec.experts, spec.top_k, spec.tp_size, spec.seed, spec.modes.quant)
+
+
+def modes_of(spec: RunSpec) -> RunSpec:
+    """The spec with its number of tokens set aside: equal for points of one set of modes."""
+    return spec.model_copy(update={"point": type(spec.point)()})
+
+
+def compile_key(spec: RunSpec) -> object:
+    """Points with an equal key share compiled code: all token counts with `dynamic`, else each its own."""
+    return modes_of(spec) if spec.modes.dynamic else spec
+
+
+def estimate(specs: Sequence[RunSpec], device: DeviceInfo) -> list[float]:
+    """Rough seconds of each point, in this order: a subject is built and code compiled where it is first met."""
+    seconds: list[float] = []
+    shapes: dict[tuple[object, ...], ModelShape | None] = {}
+    subject: tuple[object, ...] | None = None
+    compiled: set[object] = set()
+    for spec in specs:
+        known = (spec.model, spec.experts, spec.top_k, spec.tp_size)
+        if known not in shapes:
+            shapes[known] = _shape(spec)
+        shape = shapes[known]
+        total = POINT_S[device.type] + (0.0 if seconds else START_S)
+        if shape is not None:
+            total += (spec.samples + CHECKED_RUNS) * sample_seconds(spec, shape, device)
+            if subject != subject_of(spec):
+                total += shape.parameters / LOAD_RATE[device.type]
+        subject = subject_of(spec)
+        if spec.modes.compile is not Compile.NONE:
+            key = compile_key(spec)
+            if key not in compiled or spec.cache is Cache.COLD:
+                total += COMPILE_S[device.type].get(spec.modes.compile, AUTOTUNE_S)
+            compiled.add(key)
+        total += CAPTURE_S if spec.modes.graph is Graph.FULL else 0.0
+        seconds.append(total)
+    return seconds
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds left of a sweep: rough estimates, scaled by how measured points compared with theirs."""
+
+    estimates: list[float]
+    done_estimated: float = 0.0
+    done_measured: float = 0.0
+    _left: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._left = sum(self.estimates)
+
+    def observe(self, index: int, seconds: float) -> None:
+        """Point `index` took `seconds`."""
+        self.done_estimated += self.estimates[index]
+        self.done_measured += seconds
+        self.skip(index)
+
+    def skip(self, index: int) -> None:
+        """Point `index` will not be run."""
+        self._left = max(0.0, self._left - self.estimates[index])
+        self.estimates[index] = 0.0
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds that the points not yet run may take."""
+        return self._left * (self.done_measured + PRIOR_S) / (self.done_estimated + PRIOR_S)

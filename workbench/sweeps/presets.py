@@ -1,0 +1,84 @@
+"""Named sweeps. Each is a function of the device: the same name gives what that device can show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workbench.devices import DeviceInfo
+from workbench.errors import InvalidInput, choices
+from workbench.spec import Modes, RunSpec
+from workbench.sweeps.spec import SweepSpec
+
+SHAPES = ("mixtral-8x7b", "qwen2-57b-a14b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3")
+ROUTINGS = ("balanced", "uniform", "zipf", "single_expert")
+GPU_BACKENDS = ("reference", "torch_grouped_mm", "triton")
+GPU_COMPILE = ("none", "default", "max-autotune-no-cudagraphs", "reduce-overhead")
+
+
+def _main(device: DeviceInfo) -> SweepSpec:
+    """The main job: on a CPU a trained model's layer, on a GPU also the kernels, modes and shapes that need one."""
+    if device.type == "cpu":
+        return SweepSpec(
+            name="main",
+            axes={
+                "top_k": (8, 2),
+                "quant": ("fp32", "bf16", "fp16"),
+                "moe_backend": ("reference", "torch_grouped_mm"),
+                "compile": ("none", "default"),
+                "num_tokens": (1, 16, 128, 1024),
+            },
+            base=RunSpec(model="smollm2-135m", device="cpu", samples=5, modes=Modes(dynamic=True, routing="model")),
+        )
+    return SweepSpec(
+        name="main",
+        axes={
+            "model": ("smollm2-135m", *SHAPES),
+            "quant": ("fp32", "bf16", "fp16"),
+            "routing": ROUTINGS,
+            "moe_backend": GPU_BACKENDS,
+            "compile": GPU_COMPILE,
+            "graph": ("disabled", "full"),
+            "num_tokens": (1, 16, 128, 1024),
+        },
+        base=RunSpec(device=device.torch_device, modes=Modes(dynamic=True)),
+    )
+
+
+def _quick(device: DeviceInfo) -> SweepSpec:
+    """A few points in a few seconds."""
+    return SweepSpec(
+        name="quick",
+        axes={
+            "quant": ("fp32", "bf16"),
+            "moe_backend": ("reference", "torch_grouped_mm"),
+            "num_tokens": (1, 16, 128),
+        },
+        base=RunSpec(
+            model="smollm2-135m", top_k=2, device=device.torch_device, samples=5, modes=Modes(routing="model")
+        ),
+    )
+
+
+def _shapes(device: DeviceInfo) -> SweepSpec:
+    """One MoE layer of five models in bf16, over kernels, compile modes and graphs."""
+    return SweepSpec(
+        name="shapes",
+        axes={
+            "model": SHAPES,
+            "moe_backend": GPU_BACKENDS,
+            "compile": GPU_COMPILE,
+            "graph": ("disabled", "full"),
+            "num_tokens": (1, 8, 32, 128, 1024, 4096),
+        },
+        base=RunSpec(device=device.torch_device),
+    )
+
+
+PRESETS: dict[str, Callable[[DeviceInfo], SweepSpec]] = {"main": _main, "quick": _quick, "shapes": _shapes}
+
+
+def preset(name: str, device: DeviceInfo) -> SweepSpec:
+    """The preset sweep of that name for `device`. Raises `InvalidInput` that lists the names."""
+    if name not in PRESETS:
+        raise InvalidInput(f"preset: must be {choices(PRESETS)}, not {name!r}")
+    return PRESETS[name](device)

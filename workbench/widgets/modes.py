@@ -1,0 +1,277 @@
+"""`ModePanel`: every axis as a row of controls over one frozen description of the sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+import traitlets
+
+from workbench.devices import DeviceInfo, find_device
+from workbench.errors import InvalidInput
+from workbench.models.shapes import PRESETS
+from workbench.modes import BUILTIN_BACKENDS, L2, Cache, Compile, Graph, Quant, RoutingKind
+from workbench.spec import RunSpec
+from workbench.sweeps.spec import SweepSpec
+from workbench.widgets import look
+from workbench.widgets.available import unavailable
+from workbench.widgets.controls import AxisRow, ListField
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TOKENS = (1, 4, 16, 64, 128, 256, 1024, 4096)
+VALUES: dict[str, tuple[Any, ...]] = {
+    "moe_backend": BUILTIN_BACKENDS,
+    "quant": tuple(str(v) for v in Quant),
+    "compile": tuple(str(v) for v in Compile),
+    "dynamic": (False, True),
+    "graph": tuple(str(v) for v in Graph),
+    "routing": tuple(str(v) for v in RoutingKind),
+    "l2": tuple(str(v) for v in L2),
+    "cache": tuple(str(v) for v in Cache),
+}
+TITLES = {"moe_backend": "backend", "num_tokens": "tokens", "l2": "L2", "cache": "compile cache", "dynamic": "shapes"}
+LINES = (
+    ("model",),
+    ("moe_backend", "quant"),
+    ("compile",),
+    ("dynamic", "graph", "l2", "cache"),
+    ("routing",),
+    ("num_tokens",),
+)
+"""The axes as they stand in the panel, those of one line beside each other."""
+BESIDE = {axis for line in LINES for axis in line[1:]}
+WORDS = {
+    ("dynamic", False): "static",
+    ("dynamic", True): "dynamic",
+}
+
+
+class ModePanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
+    """Controls for one run or one sweep: an axis with several values on is swept.
+
+    Attributes:
+        spec: `RunSpec`, read and write: the first value of every axis. Setting it moves the controls.
+        sweep_spec: `SweepSpec`, read and write: every value that is on. Setting it moves the controls.
+        problem: str: what is wrong with a typed field, one sentence; empty when all is well. The specs keep the last
+            value that was right.
+        filtered: int: grows with every change of the controls while they filter recorded results.
+    """
+
+    spec = traitlets.Instance(RunSpec)
+    sweep_spec = traitlets.Instance(SweepSpec)
+    problem = traitlets.Unicode("")
+    filtered = traitlets.Int(0)
+
+    def __init__(
+        self, spec: RunSpec | None = None, *, sweep_spec: SweepSpec | None = None, device: DeviceInfo | None = None
+    ) -> None:
+        """Make the controls, showing `sweep_spec` or else `spec`; `device` decides what is available."""
+        self._device = device or find_device((sweep_spec.base if sweep_spec else spec or RunSpec()).device)
+        self._quiet = True
+        self._recorded: dict[str, set[Any]] | None = None
+        self._base = spec or RunSpec()
+        models = list(PRESETS)
+        self._path = self._adder("path or Hugging Face id", "200px", self._add_model)
+        self._more_tokens = self._adder("other count", "100px", self._add_tokens)
+        self._rows = {"model": AxisRow("model", models, self._read, extra=[self._path])}
+        for axis, values in VALUES.items():
+            self._rows[axis] = AxisRow(
+                axis,
+                values,
+                self._read,
+                words=lambda value, axis=axis: WORDS.get((axis, value), str(value)),  # type: ignore[misc]
+                title=TITLES.get(axis),
+                beside=axis in BESIDE,
+            )
+        self._rows["num_tokens"] = AxisRow(
+            "num_tokens",
+            TOKENS,
+            self._read,
+            words=lambda n: f"{n:,}",
+            rank=lambda n: n,
+            title=TITLES["num_tokens"],
+            extra=[self._more_tokens],
+        )
+        self._fields = {
+            name: ListField(name, self._read, title=title, hint=hint, width=width)
+            for name, title, hint, width in (
+                ("experts", "experts", "model's", "84px"),
+                ("top_k", "top-k", "model's", "84px"),
+                ("tp_size", "TP size", "1", "64px"),
+                ("zipf_exponent", "Zipf exponent", "1.2", "64px"),
+                ("samples", "samples", "20", "64px"),
+                ("seed", "seed", "0", "64px"),
+            )
+        }
+        super().__init__(children=self._arrange())
+        self.observe(self._spec_set, names="spec")
+        self.observe(self._sweep_set, names="sweep_spec")
+        self._quiet = False
+        self.sweep_spec = sweep_spec or self._around(self._base)
+
+    @property
+    def code(self) -> str:
+        """Python that builds what is set: `eval` of it gives `sweep_spec`."""
+        return str(self.sweep_spec.to_code())
+
+    @property
+    def cli(self) -> str:
+        """The shell line that runs what is set."""
+        return str(self.sweep_spec.command)
+
+    @property
+    def axes(self) -> Mapping[str, AxisRow]:
+        """The rows of toggles by the short name of their axis."""
+        return self._rows
+
+    @property
+    def fields(self) -> Mapping[str, ListField]:
+        """The typed fields by their short name."""
+        return self._fields
+
+    def selection(self) -> dict[str, tuple[Any, ...]]:
+        """Axis -> the values that are on, of all rows of toggles."""
+        return {name: row.selected for name, row in self._rows.items()}
+
+    def offer(self, frame: pd.DataFrame | None) -> None:
+        """Turn the controls into a filter of recorded results (what these do not hold is disabled), or back (None)."""
+        if frame is None:
+            self._recorded = None
+            self._show(self.sweep_spec)
+        else:
+            self._recorded = {name: set(frame[name].tolist()) for name in self._rows if name in frame}
+            for name, row in self._rows.items():
+                present = sorted(self._recorded[name], key=_place(row.values))
+                row.select(present[:1] if name in ("model", "routing", "l2", "cache") else present)
+        for field in self._fields.values():
+            field.text.disabled = frame is not None
+        for box in (self._path, self._more_tokens):
+            box.disabled = frame is not None
+        self._refuse()
+
+    def check(self) -> SweepSpec:
+        """The sweep that is set. Raises `InvalidInput` when a typed field is wrong."""
+        if self.problem:
+            raise InvalidInput(self.problem)
+        result: SweepSpec = self.sweep_spec
+        return result
+
+    def _controls(self) -> list[AxisRow | ListField]:
+        return [*self._rows.values(), *self._fields.values()]
+
+    def _arrange(self) -> list[Any]:
+        flow = ipywidgets.Layout(flex_flow="row wrap", width="100%")
+        lines = [ipywidgets.HBox([self._rows[name].view for name in line], layout=flow) for line in LINES]
+        numbers = ipywidgets.HBox([field.view for field in self._fields.values()], layout=flow)
+        return [*lines, ipywidgets.HBox([look.label("numbers"), numbers])]
+
+    def _adder(self, hint: str, width: str, added: Any) -> Any:
+        box = ipywidgets.Text(
+            placeholder=hint,
+            continuous_update=False,
+            layout=ipywidgets.Layout(width=width, min_width=width, margin="0"),
+        )
+        box.add_class("moewb-field")
+        box.observe(added, names="value")
+        return box
+
+    def _add_model(self, change: Mapping[str, Any]) -> None:
+        name = change["new"].strip()
+        if name:
+            self._rows["model"].select([name])
+            change["owner"].value = ""
+            self._read()
+
+    def _add_tokens(self, change: Mapping[str, Any]) -> None:
+        word = change["new"].strip().replace(",", "")
+        if not word:
+            return
+        row = self._rows["num_tokens"]
+        try:
+            value = SweepSpec(axes={"num_tokens": (int(word) if word.isdigit() else word,)}).axes["num_tokens"][0]
+        except InvalidInput as error:
+            self.problem = str(error)
+            return
+        row.select([*row.selected, value])
+        change["owner"].value = ""
+        self._read()
+
+    def _around(self, spec: RunSpec) -> SweepSpec:
+        return SweepSpec(base=spec, axes={"num_tokens": (spec.point.num_tokens,)})
+
+    def _spec_set(self, change: Mapping[str, Any]) -> None:
+        if not self._quiet:
+            self._base = change["new"]
+            self.sweep_spec = self._around(change["new"])
+
+    def _sweep_set(self, change: Mapping[str, Any]) -> None:
+        if not self._quiet:
+            self._base = change["new"].base
+            self._show(change["new"])
+            self._refuse()
+
+    def _show(self, sweep: SweepSpec) -> None:
+        """Move the controls to a sweep."""
+        first = next(iter(sweep.points()))
+        flat = first.flat()
+        for control in self._controls():
+            control.select(sweep.axes.get(control.name, (flat[control.name],)))
+        self._quiet = True
+        self.spec = first
+        self.problem = ""
+        self._quiet = False
+
+    def _read(self) -> None:
+        """The user changed a control: describe what is set."""
+        if self._recorded is not None:
+            self._refuse()
+            self.filtered += 1
+            return
+        try:
+            chosen = {control.name: control.selected for control in self._controls()}
+            sweep = self._describe(chosen)
+        except InvalidInput as error:
+            self.problem = str(error)
+            return
+        self.problem = ""
+        self._quiet = True
+        try:
+            self._base = sweep.base
+            self.spec = next(iter(sweep.points()))
+            self.sweep_spec = sweep
+        finally:
+            self._quiet = False
+        self._refuse()
+
+    def _describe(self, chosen: Mapping[str, Sequence[Any]]) -> SweepSpec:
+        current: SweepSpec = self.sweep_spec
+        # An axis without a control (timeout_s, ...) is kept as it was set from code.
+        axes = {name: values for name, values in current.axes.items() if name not in chosen}
+        axes |= {n: tuple(v) for n, v in chosen.items() if len(v) > 1 or n == "num_tokens"}
+        if "num_tokens" in axes:
+            axes["num_tokens"] = tuple(sorted(axes["num_tokens"]))
+        single = {name: values[0] for name, values in chosen.items() if len(values) == 1 and name != "num_tokens"}
+        return SweepSpec(name=current.name, base=current.base.replace(**single), axes=axes)
+
+    def _refuse(self) -> None:
+        """Disable what cannot be honoured."""
+        if self._recorded is not None:
+            for name, row in self._rows.items():
+                held = self._recorded.get(name, set())
+                row.disable({value: "not among these recorded results" for value in row.values if value not in held})
+            return
+        offered = {name: self._rows[name].values for name in VALUES}
+        try:
+            reasons = unavailable(self.spec, self._device, offered)
+        except InvalidInput:
+            return  # the plan says what is wrong with the model; the modes are left as they were
+        for name, row in self._rows.items():
+            row.disable(reasons.get(name, {}))
+
+
+def _place(values: Sequence[Any]) -> Any:
+    order = {value: place for place, value in enumerate(values)}
+    return lambda value: (order.get(value, len(order)), str(value))
