@@ -38,6 +38,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("MOE_WORKBENCH_LOCK_DIR", str(folder / "locks"))
         patch.setenv("MOE_WORKBENCH_CACHE", str(folder / "cache"))
         patch.setenv("FAULTS_FOLDER", str(folder))
+        patch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for one another on a busy machine take seconds
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]))
         patch.syspath_prepend(str(HERE))
         yield folder
@@ -62,8 +63,24 @@ def point(model: str) -> Callable[..., RunSpec]:
     return make
 
 
+@pytest.fixture
+def own_lock(surroundings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Locks of this test alone: the engine that others share holds the device."""
+    monkeypatch.setenv("MOE_WORKBENCH_LOCK_DIR", str(tmp_path / "locks"))
+    return tmp_path / "locks"
+
+
+@pytest.fixture(scope="module")
+def light(surroundings: Path) -> Iterator[None]:
+    """Engines of this module start `light_worker`, which needs no torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workbench.engines.process.MODULE", "light_worker")
+        yield
+
+
 @pytest.fixture(scope="module")
 def engine(surroundings: Path) -> Iterator[LocalEngine]:
+    """One engine for the tests of a module."""
     with LocalEngine("cpu") as shared:
         yield shared
 
@@ -85,8 +102,8 @@ def told(surroundings: Path) -> Iterator[Callable[[str], int]]:
 
 
 @pytest.fixture
-def script(model: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts another Python process that owns an engine; killed at the end of the test."""
+def script(own_lock: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts another Python process, for instance one that owns an engine; killed at the end of the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(text: str, *argv: str) -> subprocess.Popen[str]:

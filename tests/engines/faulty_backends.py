@@ -16,7 +16,9 @@ FORGED = b'{"kind":"done","generation":1,"record":null}\n'
 
 
 def right(x: Any, weights: Any, routing: Any) -> Any:
-    """The specification itself."""
+    """The specification itself; without weights (in `light_worker`) what it was given."""
+    if weights is None:
+        return x
     from moe_kernels import fused_experts
 
     return fused_experts(x, weights, routing, impl="reference")
@@ -35,6 +37,18 @@ def noisy(x: Any, weights: Any, routing: Any) -> Any:
 def raises(x: Any, weights: Any, routing: Any) -> Any:
     """An ordinary error."""
     raise ZeroDivisionError("the backend divided by nought")
+
+
+def poisons(x: Any, weights: Any, routing: Any) -> Any:
+    """What an illegal memory access leaves behind; only `light_worker` knows of it."""
+    raise RuntimeError("an illegal memory access was encountered")
+
+
+def orphans(x: Any, weights: Any, routing: Any) -> Any:
+    """Dies and leaves a fork behind that holds all its pipes open."""
+    if os.fork() == 0:
+        time.sleep(3600)
+    os.kill(os.getpid(), 11)
 
 
 def wrong(x: Any, weights: Any, routing: Any) -> Any:

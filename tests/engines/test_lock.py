@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,9 +31,8 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MOE_WORKBENCH_LOCK_DIR", str(tmp_path / "locks"))
-    return tmp_path / "locks"
+def folder(own_lock: Path) -> Path:
+    return own_lock
 
 
 def hold(script: Callable[..., subprocess.Popen[str]]) -> subprocess.Popen[str]:
@@ -124,12 +122,15 @@ def test_a_lock_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_second_engine_elsewhere_is_told_and_can_run_afterwards(
-    surroundings: Path,
+    own_lock: Path,
     point: Callable[..., RunSpec],
     script: Callable[..., subprocess.Popen[str]],
+    light: None,
 ) -> None:
     owner = script(
         "import sys\n"
+        "from workbench.engines import process\n"
+        "process.MODULE = 'light_worker'\n"
         "from workbench.engines.local import LocalEngine\n"
         "from workbench.spec import RunSpec\n"
         "engine = LocalEngine('cpu')\n"
@@ -156,21 +157,14 @@ def test_a_second_engine_elsewhere_is_told_and_can_run_afterwards(
 
 
 def test_the_lock_is_taken_before_torch_is_imported(
-    folder: Path, script: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    own_lock: Path,
+    point: Callable[..., RunSpec],
+    script: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hold(script)
-    blocked = tmp_path / "blocked"
-    blocked.mkdir()
-    (blocked / "torch.py").write_text("raise SystemExit('torch was imported')", encoding="utf-8")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(blocked), *filter(None, sys.path)])}
-    said = subprocess.run(
-        [sys.executable, "-m", "workbench.engines.worker", "cpu", str(os.getpid()), "me"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=env,
-        start_new_session=True,
-    )
-    assert '"busy"' in said.stdout, said.stderr
-    assert "torch was imported" not in said.stderr
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with LocalEngine("cpu") as engine, pytest.raises(DeviceBusy, match="4242"):
+        engine.run(point())

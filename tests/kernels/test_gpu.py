@@ -148,6 +148,8 @@ def test_first_call_equals_second(num_tokens):
     assert all(torch.equal(fused_experts(*problem, impl="triton"), first) for _ in range(20))
 
 
+# No tokens, no launch: torch warns of a graph that holds nothing, which is right here.
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 @pytest.mark.parametrize("impl", ["triton", "torch_grouped_mm"])
 @pytest.mark.parametrize("order", [(1, 40, 700), (700, 40, 1), (0, 3, 0)], ids=str)
 def test_graph_replay_equals_eager(order, impl):
@@ -173,6 +175,7 @@ def test_graph_replay_equals_eager(order, impl):
             assert torch.equal(out, fused_experts(new_x, weights, new_routing, impl=impl))
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_reference_refuses_capture():
     problem = random_problem(3, 4, 16, 8, 2, "bf16", "cuda")
     with (

@@ -230,7 +230,7 @@ def test_running_the_cell_again_leaves_nothing_behind(
         def close(self) -> None:
             closed.append("closed")
 
-    monkeypatch.setattr("workbench.widgets.panel.local_engine", Own)
+    monkeypatch.setattr("workbench.widgets.job.local_engine", Own)
     instances = ipywidgets.widgets.widget._instances
     counts, sizes = [], []
     for _ in range(6):
@@ -299,14 +299,16 @@ def test_recorded_results_open_in_the_same_panel_and_toggles_filter(make_panel: 
     assert len([y for y in drawn(panel) if y]) == 12
     panel.modes.axes["quant"].button("fp32").value = False
     assert len([y for y in drawn(panel) if y]) == 6
-    assert panel.modes.axes["quant"].button("fp16").disabled
-    assert panel.modes.axes["quant"].reason("fp16") == "not among these recorded results"
+    assert panel.modes.axes["quant"].button("fp16").layout.display == "none"
+    assert "--quant" not in panel.cli  # bf16, the default, is what is left on
+    assert "--axis moe_backend=reference,torch_grouped_mm" in panel.cli
     with pytest.raises(InvalidInput, match="recorded results are shown"):
         panel.run()
     assert len(panel.freeze().frame) == 6
     panel.source.value = "live"
     assert not panel.bar.run.disabled
     assert panel.modes.selection()["quant"] == ("fp32", "bf16")
+    assert panel.modes.axes["quant"].button("fp16").layout.display is None
 
 
 def test_the_second_figure_shows_speed_up_or_correctness(panel: SweepPanel) -> None:

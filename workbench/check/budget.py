@@ -5,15 +5,21 @@ from __future__ import annotations
 import torch
 
 FACTOR = 2.0
-# One rounding of the output to nearest is off by up to half a unit. float32 sums of thousands of products differ by
-# a few units with their order alone, which bf16 and fp16 outputs hide.
-BAND = {
-    torch.float32: 8 * torch.finfo(torch.float32).eps,
-    torch.bfloat16: torch.finfo(torch.bfloat16).eps / 2,
-    torch.float16: torch.finfo(torch.float16).eps / 2,
-}
+_FLOAT32_ROUNDING = torch.finfo(torch.float32).eps / 2
 
 
-def kernel_budget(eager_error: float | None, dtype: torch.dtype) -> float:
-    """The largest relative L2 error allowed on the dequantised weights, given that of plain eager code."""
-    return FACTOR * ((eager_error or 0.0) + BAND[dtype])
+def rounding_band(dtype: torch.dtype, terms: int) -> float:
+    """What roundings alone may do to a right result, relative.
+
+    One rounding of the output to nearest, up to half a unit of `dtype`, and a float32 sum of `terms` products in an order
+    of its own: each of its roundings is as likely up as down, so they grow with the square root of their number.
+    """
+    return float(torch.finfo(dtype).eps / 2 + _FLOAT32_ROUNDING * terms**0.5)
+
+
+def kernel_budget(eager_error: float | None, dtype: torch.dtype, terms: int) -> float:
+    """The largest relative L2 error allowed on the dequantised weights, given that of plain eager code.
+
+    `terms` is the longest sum of the layer, the larger of the model's and an expert's width.
+    """
+    return FACTOR * ((eager_error or 0.0) + rounding_band(dtype, terms))

@@ -79,7 +79,11 @@ def find_truth(source: LayerSource, weights: ExpertWeights, problem: Problem, se
         total=total.cpu(),
         kernel=kernel.cpu(),
         dense=None if dense is None else dense.double().cpu(),
-        budget=kernel_budget(difference(eager, kernel).relative_l2, part.x.dtype),
+        budget=kernel_budget(
+            difference(eager, kernel).relative_l2,
+            part.x.dtype,
+            max(weights.hidden_size, weights.intermediate_size),
+        ),
         cut_error=None if dense is None else difference(total, dense).relative_l2,
         complete=dense is not None and source.shape.top_k == source.shape.num_experts,
     )

@@ -9,6 +9,7 @@ from typing import Self
 
 from workbench.devices import DeviceInfo, find_device
 from workbench.engines.environment import device_environment
+from workbench.errors import DeviceBusy
 from workbench.record import Correctness, Difference, Environment, Memory, Metric, Record, Startup, Status, now
 from workbench.spec import RunSpec
 from workbench.support import find_reasons
@@ -44,7 +45,6 @@ class FakeEngine:
         self._environment = device_environment(self.device).model_copy(update={"device_name": NAME})
         self._running = threading.Lock()
         self._stop = threading.Event()
-        self._closed = False
 
     @property
     def environment(self) -> Environment:
@@ -64,10 +64,8 @@ class FakeEngine:
     def run(self, spec: RunSpec, *, progress: Report | None = None, stop: threading.Event | None = None) -> Record:
         """Give a made-up record of `spec` after the delay; see `LocalEngine.run`."""
         reasons = find_reasons(spec, self.device)
-        if self._closed:
-            raise RuntimeError("This engine is closed; open another.")
         if not self._running.acquire(blocking=False):
-            raise RuntimeError("A run is going on in this engine; stop it or wait for its end.")
+            raise DeviceBusy("A run is going on in this engine already; wait for its end or stop it.")
         self._stop = asked = threading.Event()
         report = progress or (lambda state, text: None)
         try:
@@ -98,8 +96,7 @@ class FakeEngine:
         self._stop.set()
 
     def close(self) -> None:
-        """No point runs afterwards."""
-        self._closed = True
+        """End the point that is running; there is nothing else to let go of."""
         self._stop.set()
 
     def __enter__(self) -> Self:

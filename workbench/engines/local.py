@@ -97,7 +97,7 @@ class LocalEngine:
         tell = progress or _silent
         reasons = self._reasons(spec)
         if not self._running.acquire(blocking=False):
-            raise DeviceBusy(f"A run is going on in this engine on {self.device.name}; wait for its end or stop it.")
+            raise DeviceBusy("A run is going on in this engine already; wait for its end or stop it.")
         try:
             self._stop.clear()
             if reasons:
@@ -217,6 +217,8 @@ class LocalEngine:
         try:
             answer = worker.answers.get(timeout=POLL_S)
         except queue.Empty:
+            if worker.status() is not None:
+                worker.kill_group()  # a fork that it left may hold its pipe open, and keep us waiting
             return ()
         if answer is None:
             raise _Gone(state)

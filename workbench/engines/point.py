@@ -20,7 +20,7 @@ from moe_kernels.types import Quant as KernelQuant
 from workbench.check.difference import difference
 from workbench.check.layer import Variant, check_layer
 from workbench.check.truth import Problem, Truth
-from workbench.devices import DeviceInfo, datasheet
+from workbench.devices import Datasheet, DeviceInfo, datasheet
 from workbench.engines.backends import prepare_backend
 from workbench.engines.environment import with_clocks
 from workbench.engines.faults import Fault, Unsupported, describe
@@ -342,7 +342,7 @@ class _Run:
             draft.memory["peak_bytes"] = max(peak, later - timed.evictor_bytes)
         each = [_sample_work(source, spec, routing) for routing in routings]
         works = [each[index % len(each)] for index in range(spec.samples)]
-        sheet = datasheet(self.device.name) if self.device.type == "cuda" else None
+        sheet = peak_rates(self.device)
         impossible = implausible_reason(works, timed.samples_us, spec.modes.quant, sheet, spec.l2)
         roofs = session.environment.roofs
         draft.work = weigh(works, timed.samples_us, spec.modes.quant, roofs, implausible=impossible is not None)
@@ -363,6 +363,11 @@ class _Run:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.session.torch_device)
+
+
+def peak_rates(device: DeviceInfo) -> Datasheet | None:
+    """The vendor's peak rates; None where they are not known, as for every CPU."""
+    return datasheet(device.name) if device.type == "cuda" else None
 
 
 def _stepping(function: LayerFunction) -> LayerFunction:

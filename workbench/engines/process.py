@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from typing import IO
 
@@ -28,11 +29,23 @@ class WorkerProcess:
     def __init__(self, device: DeviceInfo) -> None:
         # Unlinked from the start: nothing to clean up, however the two processes end.
         self._log = tempfile.TemporaryFile(prefix="moe-workbench-")  # noqa: SIM115 - it lives as long as the worker
+        self._owner = os.getpid()
         asked = "cpu" if device.type == "cpu" else "cuda"
         # Nothing is ever written to this pipe: its end tells the worker's watchdog that we are gone, however we went.
         alive, self._alive = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, asked, str(alive), str(os.getpid()), command_line()],
+            [
+                sys.executable,
+                "-P",
+                "-X",
+                "faulthandler",
+                "-m",
+                MODULE,
+                asked,
+                str(alive),
+                str(os.getpid()),
+                command_line(),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -57,24 +70,47 @@ class WorkerProcess:
             pipe.write(encode(message))
             pipe.flush()
 
-    def wait(self, timeout_s: float) -> int | None:
-        """Exit status; None while it runs."""
+    def status(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs.
+
+        The worker is not reaped by this: until `kill`, its number, which is its group's, cannot be given to another.
+        """
+        if self._process.returncode is not None or not hasattr(os, "waitid"):
+            return self._process.poll()
         try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # reaped by someone else in this process
+            return self._process.poll()
+        if found is None:
             return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Exit status; None where it still runs after this time."""
+        until = time.monotonic() + timeout_s
+        while (status := self.status()) is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return status
+
+    def kill_group(self) -> None:
+        """End the worker and all that it started, without waiting."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End the worker and all that it started; its device is free when this returns."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """End the worker and all that it started; its device is free when this returns. Read `log_tail` before."""
+        if os.getpid() != self._owner:  # a fork of our process that ends: the worker is not its own
+            return
+        self.kill_group()
         self._process.wait()
         alive, self._alive = self._alive, -1
         if alive >= 0:
             os.close(alive)
-        if self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.close()
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._log.close()
 
     def close(self) -> None:
         """Let it end by itself when it is idle, else make it."""

@@ -9,9 +9,9 @@ import pandas as pd
 
 from workbench.plots import style
 from workbench.plots.latency import dress, headline
-from workbench.plots.lines import Line, assign, collect, gap_axis, traces
+from workbench.plots.lines import Line, assign, collect, gap_axis, height, traces
 from workbench.plots.select import Series, points, split
-from workbench.plots.style import INK, SLOTS, figures, missing, number, safe, template, wrap
+from workbench.plots.style import INK, SLOTS, figures, missing, number, safe, set_height, template, wrap
 
 FLOOR = 1e-3
 """Ratios below this, exact answers among them, are drawn here: 0 has no place on a log axis."""
@@ -40,6 +40,7 @@ def correctness_figure(frame: pd.DataFrame, *, axes: Sequence[str] | None = None
     gaps = assign(figure.data, lines, bands=False)
     span_budget(figure.data[-1], frame)
     dress(figure.layout.xaxis, figure.layout.yaxis, figure.layout.yaxis2, frame, [], gaps=gaps)
+    set_height(figure, height(lines))
     figure.layout.yaxis.range = ratio_range(lines)
     figure.layout.title.text = headline(frame, title, total - len(series))
     return figure

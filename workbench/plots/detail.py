@@ -15,10 +15,10 @@ from workbench.plots.correctness import (
     span_budget,
 )
 from workbench.plots.latency import dress, headline
-from workbench.plots.lines import assign, traces
+from workbench.plots.lines import assign, height, traces
 from workbench.plots.select import points, split
 from workbench.plots.speedup import assign_matrix, heatmaps, matrix_axes, matrix_height, matrix_title, speedup_matrix
-from workbench.plots.style import SLOTS, template
+from workbench.plots.style import SLOTS, set_height, template
 
 View = Literal["speed-up", "correctness"]
 VIEWS: tuple[View, ...] = ("speed-up", "correctness")
@@ -53,6 +53,7 @@ def update_detail(
     with figure.batch_update():
         for axis in (layout.xaxis, layout.yaxis):
             axis.visible = not right
+        layout.yaxis.automargin = not right  # a hidden axis keeps its room
         for axis in (layout.xaxis3, layout.yaxis3):
             axis.visible = right
         if right:
@@ -63,7 +64,7 @@ def update_detail(
             dress(layout.xaxis3, layout.yaxis3, layout.yaxis4, frame, [], gaps=gaps)
             layout.yaxis3.range = ratio_range(lines)
             layout.title.text = headline(frame, None, total - len(series))
-            layout.height = 380
+            set_height(figure, height(lines))
             for trace in figure.data[:2]:
                 trace.visible = False
             return
@@ -74,4 +75,4 @@ def update_detail(
                 trace.visible = False
         layout.yaxis4.visible = False
         layout.title.text = matrix_title(matrix, frame)
-        layout.height = matrix_height(matrix)
+        set_height(figure, matrix_height(matrix))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.plots.lines import Line, assign, collect, gap_axis, token_ticks, traces
+from workbench.plots.lines import Line, assign, collect, gap_axis, height, token_ticks, traces
 from workbench.plots.select import Series, context, points, split
-from workbench.plots.style import SLOTS, axis, duration, figures, log_ticks, missing, number, safe, template
+from workbench.plots.style import SLOTS, axis, duration, figures, log_ticks, missing, number, safe, set_height, template
 
 MAIN = [0.0, 1.0]
 ABOVE_STRIP = [0.15, 1.0]
@@ -46,6 +46,7 @@ def update_latency(
     with figure.batch_update():
         gaps = assign(figure.data, lines)
         figure.layout.title.text = headline(frame, title, left_out)
+        set_height(figure, height(lines))
         dress(figure.layout.xaxis, figure.layout.yaxis, figure.layout.yaxis2, frame, lines, gaps=gaps)
     return left_out
 

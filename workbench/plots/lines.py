@@ -15,6 +15,8 @@ import pandas as pd
 from workbench.plots.select import Series
 from workbench.plots.style import DASHES, MUTED, PALETTE, SLOTS, SYMBOLS, missing, safe, wrap
 
+HEIGHT = 380
+"""Pixels of a figure of lines whose legend is short."""
 STRIP = 0.11
 """Share of the height that the strip of points not measured takes when there are any."""
 
@@ -232,6 +234,11 @@ def _stack(marks: Sequence[tuple[int, str, str]]) -> list[float]:
         seen[tokens] = seen.get(tokens, 0) + 1
         heights.append(seen[tokens] / (counts[tokens] + 1))
     return heights
+
+
+def height(lines: Sequence[Line]) -> int:
+    """Pixels that show the whole legend."""
+    return max(HEIGHT, 110 + 19 * len(lines))
 
 
 def token_ticks(frame: pd.DataFrame, most: int = 14) -> tuple[list[int], list[str]]:

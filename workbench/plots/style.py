@@ -136,6 +136,23 @@ def axis(title: str) -> dict[str, Any]:
     }
 
 
+def set_height(figure: Any, pixels: int) -> None:
+    """Give a figure its height; a live one only names it (`wanted_height`), for the box that it stands in.
+
+    A height set in a live figure's layout would also fix its width, and it would no longer follow the page.
+    """
+    if type(figure).__name__ == "FigureWidget":
+        figure.layout.meta = {"height": pixels}
+    else:
+        figure.layout.height = pixels
+
+
+def wanted_height(figure: Any) -> int:
+    """The height in pixels that `set_height` gave."""
+    meta = figure.layout.meta
+    return int(meta["height"] if meta else figure.layout.height)
+
+
 def template() -> dict[str, Any]:
     """The layout that every figure starts from."""
     return {
@@ -161,6 +178,5 @@ def template() -> dict[str, Any]:
             "font": {"size": 12, "color": INK},
         },
         "hovermode": "closest",
-        "height": 380,
         "autosize": True,
     }

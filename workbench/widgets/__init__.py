@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.widgets.frozen import Frozen
     from workbench.widgets.modes import ModePanel
-    from workbench.widgets.panel import SweepPanel, Workbench, is_headless
+    from workbench.widgets.panel import SweepPanel, Workbench
+    from workbench.widgets.words import is_headless
 
-_HOME = {"Frozen": "frozen", "ModePanel": "modes", "SweepPanel": "panel", "Workbench": "panel", "is_headless": "panel"}
+_HOME = {"Frozen": "frozen", "ModePanel": "modes", "SweepPanel": "panel", "Workbench": "panel", "is_headless": "words"}
 
 __all__ = ["Frozen", "ModePanel", "SweepPanel", "Workbench", "is_headless"]
 

@@ -92,13 +92,13 @@ class FigureArea:
         self.hint = look.text(html.escape(HINT), css="moewb-why", display=None if not self._latency.is_live else "none")
         self.which.observe(lambda _: guard(self.draw_detail), names="value")
         self.baseline.observe(lambda _: None if self._quiet else guard(self.draw_detail), names="value")
-        full = ipywidgets.Layout(width="100%", min_width="0")
+        boxes = [shown.box for shown in (self._latency, self._detail)]
         self.view = ipywidgets.VBox(
             [
                 self.hint,
-                ipywidgets.VBox([self._latency.view], layout=full),
+                boxes[0],
                 row(self.which, self._against, self.baseline),
-                ipywidgets.VBox([self._detail.view], layout=full),
+                boxes[1],
             ],
             layout=ipywidgets.Layout(width="100%"),
         )
@@ -118,6 +118,7 @@ class FigureArea:
         with self._lock:
             self._frame, self._axes = frame, axes
             update_latency(self._latency.figure, frame, axes=axes)
+            self._latency.fit()
             names = list(baselines(frame, axes))
             options = tuple((name, name) for name in names) or (("", ""),)
             if self.baseline.options != options:
@@ -141,6 +142,7 @@ class FigureArea:
             known = baselines(self._frame, self._axes)
             baseline = self.chosen_baseline if self.chosen_baseline in known else None
             update_detail(self._detail.figure, self._frame, self.which.value, baseline=baseline, axes=self._axes)
+            self._detail.fit()
 
     def release(self) -> None:
         """Give the figures back."""

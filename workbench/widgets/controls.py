@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets
@@ -86,6 +86,11 @@ class AxisRow:
         """Disable the values that have a reason (a sentence), enable the others."""
         self._reasons = {value: reason for value, reason in reasons.items() if reason}
         self._refresh()
+
+    def restrict(self, values: Collection[Any] | None) -> None:
+        """Show only these values, with None all; used where results are looked at and the others are not there."""
+        for value, button in self._buttons.items():
+            look.show(button, values is None or value in values)
 
     def reason(self, value: Any) -> str:
         """Why a value cannot be used here; empty where it can."""

@@ -10,6 +10,7 @@ import ipywidgets
 import pandas as pd
 
 from workbench.plots import detail_figure, latency_figure, update_latency
+from workbench.plots.style import wanted_height
 
 HINT = "The figures are static, because anywidget is not installed; with it they are live: pip install anywidget"
 _EMPTY = pd.DataFrame()
@@ -27,7 +28,11 @@ def borrow(kind: str) -> Any:
         return _POOL[kind].pop()
     figure = latency_figure(_EMPTY, widget=live()) if kind == "latency" else detail_figure(widget=live())
     if live():
-        figure._config = figure._config | {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+        figure._config = figure._config | {
+            "displaylogo": False,
+            "responsive": True,
+            "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+        }
     return figure
 
 
@@ -47,13 +52,23 @@ def give_back(kind: str, figure: Any) -> None:
 
 
 class Shown:
-    """A figure in the page: the live figure itself, or an image of it that is drawn anew. `view` is the widget."""
+    """A figure in the page: the live figure itself, or an image of it that is drawn anew.
+
+    `view` is the widget, `box` the one around it, which has the figure's height.
+    """
 
     def __init__(self, kind: str) -> None:
         """Borrow a figure of this kind."""
         self.kind, self.figure = kind, borrow(kind)
         self.is_live = live()
         self.view: Any = self.figure if self.is_live else ipywidgets.HTML()
+        self.box = ipywidgets.VBox([self.view], layout=ipywidgets.Layout(width="100%", min_width="0"))
+        self.box.add_class("moewb-figure")
+
+    def fit(self) -> None:
+        """Give the box the height that the figure wants; the figure fills it."""
+        if self.is_live:
+            self.box.layout.height = f"{wanted_height(self.figure)}px"
 
     def drawn(self, fallback: str) -> None:
         """Called after the figure was updated; `fallback` is HTML for a page without live figures."""

@@ -26,6 +26,39 @@ class Snapshot:
     records: tuple[Record, ...]
 
 
+class EngineHolder:
+    """The engine of a panel: one that was given and stays open, or a worker process of its own, kept between sweeps."""
+
+    def __init__(self, given: Any) -> None:
+        """Hold `given`, or with None make one when it is first needed."""
+        self._given = given
+        self._own: Any = None
+        self._device = ""
+
+    def get(self, device: str) -> Any:
+        """The engine for a device; called from the job's thread, because a worker may take a while to start."""
+        if self._given is not None:
+            return self._given
+        if self._own is not None and self._device != device:
+            self.close()
+        if self._own is None:
+            self._own, self._device = local_engine(device), device
+        return self._own
+
+    def close(self) -> None:
+        """End the worker process, if there is one."""
+        engine, self._own = self._own, None
+        if engine is not None:
+            engine.close()
+
+
+def local_engine(device: str) -> Any:
+    """A worker process that owns the device."""
+    from workbench.engines.local import LocalEngine
+
+    return LocalEngine(device)
+
+
 class SweepJob:
     """Runs `spec` on the engine that `engine()` gives; nothing here touches a widget.
 

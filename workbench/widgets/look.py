@@ -9,7 +9,17 @@ import ipywidgets
 
 LABEL_WIDTH = "76px"
 
-CSS = """<style>
+# A live figure is drawn before it has a place in the page and takes a default width; it then only listens to the
+# window. So a change of the panel's own size is told to the window.
+_FIT = (
+    "setTimeout(() => document.querySelectorAll('.moewb').forEach(panel => { if (panel.fits) return; let timer;"
+    " panel.fits = new ResizeObserver(() => { clearTimeout(timer);"
+    " timer = setTimeout(() => window.dispatchEvent(new Event('resize')), 120); });"
+    " panel.fits.observe(panel); }), 50)"
+)
+CSS = (
+    f'<style onload="{html.escape(_FIT)}">'
+    + """
 .moewb { font-variant-numeric: tabular-nums; max-width: 1240px; }
 .moewb .widget-html-content { line-height: 1.4; }
 .moewb-label .widget-html-content { color: var(--jp-ui-font-color2, #555); text-align: right; }
@@ -40,8 +50,10 @@ CSS = """<style>
   cursor: pointer; border: 1px solid #c9ced6; border-radius: 4px; background: #fff; color: #222; }
 .moewb-files .widget-html-content a { margin-right: 14px; text-decoration: underline; }
 .moewb-progress .progress { height: 14px; border-radius: 4px; }
+.moewb-figure > * { min-width: 0; width: 100%; height: 100%; flex: 1 1 auto; overflow: hidden; margin: 0; }
 .moewb hr { border: 0; border-top: 1px solid #e3e6ea; margin: 6px 0; }
 </style>"""
+)
 
 
 def text(value: str = "", *, css: str = "", **layout: Any) -> Any:

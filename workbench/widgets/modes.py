@@ -137,7 +137,7 @@ class ModePanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no t
         return {name: row.selected for name, row in self._rows.items()}
 
     def offer(self, frame: pd.DataFrame | None) -> None:
-        """Turn the controls into a filter of recorded results (what these do not hold is disabled), or back (None)."""
+        """Turn the controls into a filter of recorded results (what these do not hold is hidden), or back (None)."""
         if frame is None:
             self._recorded = None
             self._show(self.sweep_spec)
@@ -146,11 +146,19 @@ class ModePanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no t
             for name, row in self._rows.items():
                 present = sorted(self._recorded[name], key=_place(row.values))
                 row.select(present[:1] if name in ("model", "routing", "l2", "cache") else present)
-        for field in self._fields.values():
-            field.text.disabled = frame is not None
-        for box in (self._path, self._more_tokens):
-            box.disabled = frame is not None
+        for part in (self._numbers, self._path, self._more_tokens):
+            look.show(part, frame is None)
         self._refuse()
+
+    def described(self) -> SweepSpec:
+        """The sweep of what is on, also while the controls filter recorded results: it would measure the same here."""
+        if self._recorded is None:
+            result: SweepSpec = self.sweep_spec
+            return result
+        chosen = self.selection()
+        single = {name: values[0] for name, values in chosen.items() if len(values) == 1 and name != "num_tokens"}
+        axes = {name: values for name, values in chosen.items() if len(values) > 1 or name == "num_tokens"}
+        return SweepSpec(name="again", base=RunSpec().replace(**single), axes=axes)
 
     def check(self) -> SweepSpec:
         """The sweep that is set. Raises `InvalidInput` when a typed field is wrong."""
@@ -166,7 +174,8 @@ class ModePanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no t
         flow = ipywidgets.Layout(flex_flow="row wrap", width="100%")
         lines = [ipywidgets.HBox([self._rows[name].view for name in line], layout=flow) for line in LINES]
         numbers = ipywidgets.HBox([field.view for field in self._fields.values()], layout=flow)
-        return [*lines, ipywidgets.HBox([look.label("numbers"), numbers])]
+        self._numbers = ipywidgets.HBox([look.label("numbers"), numbers])
+        return [*lines, self._numbers]
 
     def _adder(self, hint: str, width: str, added: Any) -> Any:
         box = ipywidgets.Text(
@@ -260,9 +269,11 @@ class ModePanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no t
         """Disable what cannot be honoured."""
         if self._recorded is not None:
             for name, row in self._rows.items():
-                held = self._recorded.get(name, set())
-                row.disable({value: "not among these recorded results" for value in row.values if value not in held})
+                row.disable({})
+                row.restrict(self._recorded.get(name, set()))
             return
+        for row in self._rows.values():
+            row.restrict(None)
         offered = {name: self._rows[name].values for name in VALUES}
         try:
             reasons = unavailable(self.spec, self._device, offered)

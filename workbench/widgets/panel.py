@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from workbench.errors import InvalidInput
 from workbench.plots import choose
 from workbench.spec import RunSpec
 from workbench.sweeps.loader import recordings
-from workbench.sweeps.planner import Plan, plan
+from workbench.sweeps.planner import plan
 from workbench.sweeps.presets import PRESETS, preset
 from workbench.sweeps.results import Results
 from workbench.sweeps.spec import SweepSpec
@@ -26,18 +25,13 @@ from workbench.widgets import live, look
 from workbench.widgets.areas import FigureArea, RunBar, row
 from workbench.widgets.export import default_root, export_files, links, results_folder
 from workbench.widgets.frozen import Frozen
-from workbench.widgets.job import SweepJob
+from workbench.widgets.job import EngineHolder, SweepJob
 from workbench.widgets.modes import ModePanel
+from workbench.widgets.words import RECORDED, code_cell, is_headless, plan_line
 
 INTERVAL_S = 0.1
 """Shortest time between two updates of the page: more than ten a second only fill its queue."""
 LIVE = "live"
-HEADLESS = "MOE_WORKBENCH_HEADLESS"
-
-
-def is_headless() -> bool:
-    """Whether the notebook is run to its end without a screen (`MOE_WORKBENCH_HEADLESS=1`)."""
-    return os.environ.get(HEADLESS, "0") not in ("", "0")
 
 
 class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
@@ -69,9 +63,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         """
         self._device = find_device(device)
         start = self._start(spec)
-        self._given_engine = engine
-        self._own_engine: Any = None
-        self._own_device = ""
+        self._engine = EngineHolder(engine)
         self._root = Path(out) if out is not None else default_root()
         self._lock = threading.RLock()
         self._generation = 0
@@ -82,7 +74,6 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self._error: BaseException | None = None
         self._frame = pd.DataFrame()
         self._handles: list[Any] = []
-        self._plan: Plan | None = None
         live.replace(name, self)
         self.modes = ModePanel(sweep_spec=start, device=self._device)
         self._recorded = self._sources(results)
@@ -123,13 +114,13 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
 
     @property
     def code(self) -> str:
-        """A code cell that runs what is set."""
-        return code_cell(self.sweep_spec)
+        """A code cell that runs what is set (for recorded results: that measures what is shown on this machine)."""
+        return code_cell(self.modes.described())
 
     @property
     def cli(self) -> str:
         """The shell line that runs what is set."""
-        return self.modes.cli
+        return str(self.modes.described().command)
 
     @property
     def state(self) -> str:
@@ -170,7 +161,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self._shown_sweep = sweep
         generation = self._generation
         job = SweepJob(
-            sweep, lambda: self._engine(sweep.base.device), results_folder(sweep.name, self._root), self._job_ended
+            sweep, lambda: self._engine.get(sweep.base.device), results_folder(sweep.name, self._root), self._job_ended
         )
         self._job = job
         self._files.value = ""
@@ -227,7 +218,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             notes.insert(0, "Frozen while the sweep was running.")
         if self.source.value != LIVE:
             notes.insert(0, self.source.value)
-        sweep = self._shown_sweep
+        sweep = self._shown_sweep if self.source.value == LIVE else None
         code, command = (self.code, self.cli) if sweep is None else (code_cell(sweep), sweep.command)
         baseline = self.figures.chosen_baseline
         return Frozen(self._frame, code=code, command=command, baseline=baseline, axes=self._axes(), notes=notes)
@@ -260,7 +251,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         if job is not None:
             job.stop()  # its thread closes the engine when it is done
         else:
-            self._close_engine()
+            self._engine.close()
         with self._lock:
             live.close_tree(self, keep=self.figures.figures)
             self.figures.release()
@@ -354,6 +345,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self._guard(self._replan)
 
     def _filter_changed(self, _: Mapping[str, Any]) -> None:
+        self._guard(self._replan)
         self._guard(self._draw)
 
     def _preset_chosen(self) -> None:
@@ -397,24 +389,9 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
 
     # --- the job -----------------------------------------------------------------------------------------------
 
-    def _engine(self, device: str) -> Any:
-        """The engine, from the job's thread: the one given, or a worker of the panel's own, kept between sweeps."""
-        if self._given_engine is not None:
-            return self._given_engine
-        if self._own_engine is not None and self._own_device != device:
-            self._close_engine()
-        if self._own_engine is None:
-            self._own_engine, self._own_device = local_engine(device), device
-        return self._own_engine
-
-    def _close_engine(self) -> None:
-        engine, self._own_engine = self._own_engine, None
-        if engine is not None:
-            engine.close()
-
     def _job_ended(self) -> None:
         if self._closed:
-            self._close_engine()
+            self._engine.close()
 
     def _follow(self, job: SweepJob, generation: int) -> None:
         """Show what the job reports, at most ten times a second, until its end."""
@@ -474,16 +451,15 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self._mark_stale()
         if self.source.value != LIVE:
             count = len(self._recorded[self.source.value].records)
-            self._plan_text.value = f"{count:,} recorded results; the controls choose which are shown."
+            self._plan_text.value = f"{count:,} recorded results; {RECORDED}"
             return
         try:
             sweep = self.modes.check()
-            self._plan = plan(sweep, find_device(sweep.base.device))
+            made = plan(sweep, find_device(sweep.base.device))
         except InvalidInput as error:
-            self._plan = None
             self._plan_text.value = f'<span style="color:#a61b12">{html.escape(str(error))}</span>'
             return
-        self._plan_text.value = plan_line(self._plan)
+        self._plan_text.value = plan_line(made)
 
     def _mark_stale(self) -> None:
         shown = self._shown_sweep
@@ -508,36 +484,6 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             self.figures.draw(frame, self._axes())
 
 
-def local_engine(device: str) -> Any:
-    """A worker process that owns the device."""
-    from workbench.engines.local import LocalEngine
-
-    return LocalEngine(device)
-
-
-def plan_line(made: Plan) -> str:
-    """The plan as HTML: its summary, then every reason why points cannot run, with their number."""
-    lines = [f"<b>Plan:</b> {html.escape(made.summary())}"]
-    why = list(made.why().items())
-    for reason, count in why[:4]:
-        lines.append(f'<span style="color:#8a4b00">{count} skipped: {html.escape(reason)}</span>')
-    if len(why) > 4:
-        lines.append(f'<span style="color:#8a4b00">and {len(why) - 4} more reasons</span>')
-    return "<br>".join(lines)
-
-
 def Workbench(spec: RunSpec | SweepSpec | str | None = None, **options: Any) -> SweepPanel:  # noqa: N802 - reads as a class
     """The workbench's panel; `options` as of `SweepPanel`."""
     return SweepPanel(spec, **options)
-
-
-def code_cell(sweep: SweepSpec) -> str:
-    """Python that runs a sweep, one axis a line."""
-    axes = "".join(f"        {name!r}: {values!r},\n" for name, values in sweep.axes.items())
-    base = sweep.base.to_code()
-    names = [name for name in ("LayerPoint", "Modes", "RunSpec") if f"{name}(" in base]
-    return (
-        f"import workbench\nfrom workbench import {', '.join([*names, 'SweepSpec'])}\n\n"
-        f"sweep = SweepSpec(\n    name={sweep.name!r},\n    axes={{\n{axes}    }},\n    base={base},\n)\n"
-        "results = workbench.sweep(sweep)"
-    )

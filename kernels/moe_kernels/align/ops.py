@@ -6,8 +6,8 @@ import torch
 
 from moe_kernels.align.reference import align_reference, max_blocks
 
-_LIBRARY = torch.library.Library("moe_kernels", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("moe_align(Tensor topk_ids, int num_experts, int block_m) -> (Tensor, Tensor, Tensor)")  # type: ignore[no-untyped-call]
+_LIBRARY = torch.library.Library("moe_kernels", "FRAGMENT")
+_LIBRARY.define("moe_align(Tensor topk_ids, int num_experts, int block_m) -> (Tensor, Tensor, Tensor)")
 
 
 def _fake(topk_ids: torch.Tensor, num_experts: int, block_m: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -27,8 +27,8 @@ def _cuda(topk_ids: torch.Tensor, num_experts: int, block_m: int) -> tuple[torch
     return launch_align(topk_ids, num_experts, block_m)
 
 
-_LIBRARY.impl("moe_align", align_reference, "CPU")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("moe_align", _cuda, "CUDA")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("moe_align", align_reference, "CPU")
+_LIBRARY.impl("moe_align", _cuda, "CUDA")
 torch.library.register_fake("moe_kernels::moe_align", _fake, lib=_LIBRARY)
 
 

@@ -13,7 +13,7 @@ def max_blocks(num_rows: int, num_experts: int, block_m: int) -> int:
 
     Example: 5 rows, 3 experts, blocks of 4 -> (5 + 3*3) // 4 = 3 (counts 2, 2, 1 need a block each).
     """
-    hit = torch.sym_min(num_rows, num_experts)  # type: ignore[no-untyped-call]
+    hit = torch.sym_min(num_rows, num_experts)
     blocks: int = (num_rows + hit * (block_m - 1)) // block_m
     return blocks
 

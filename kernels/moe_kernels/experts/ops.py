@@ -11,8 +11,8 @@ import torch
 from moe_kernels.experts.config import default_config, unflatten_config
 from moe_kernels.experts.support import TRITON_INTERPRETED
 
-_LIBRARY = torch.library.Library("moe_kernels", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
+_LIBRARY = torch.library.Library("moe_kernels", "FRAGMENT")
+_LIBRARY.define(
     "fused_experts_triton(Tensor x, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, int[] config) -> Tensor"
 )
 
@@ -48,9 +48,9 @@ def _fake(
     return x.new_empty(x.shape)
 
 
-_LIBRARY.impl("fused_experts_triton", _launch, "CUDA")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("fused_experts_triton", _launch, "CUDA")
 if TRITON_INTERPRETED:
-    _LIBRARY.impl("fused_experts_triton", _launch, "CPU")  # type: ignore[no-untyped-call]
+    _LIBRARY.impl("fused_experts_triton", _launch, "CPU")
 torch.library.register_fake("moe_kernels::fused_experts_triton", _fake, lib=_LIBRARY)
 
 

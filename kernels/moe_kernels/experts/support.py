@@ -92,4 +92,4 @@ def impl_reasons(
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _capability() -> tuple[int, int] | None:
     """Compute capability where CUDA has been started anyhow; asking must not start it."""
-    return torch.cuda.get_device_capability() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return torch.cuda.get_device_capability() if torch.cuda.is_initialized() else None

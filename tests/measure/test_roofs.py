@@ -1,0 +1,71 @@
+"""Roofs are measured once a device, and a file that is not whole is not believed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from workbench.devices import DeviceInfo
+from workbench.measure import roofs
+from workbench.measure.roofs import NAMES, find_roofs, measure_roofs
+
+CPU = DeviceInfo(type="cpu", name="Some CPU", torch_device="cpu")
+MADE_UP = {name: 10.0**10 + index for index, name in enumerate(NAMES)}
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    calls: list[torch.device] = []
+
+    def measure(device: torch.device) -> dict[str, float]:
+        calls.append(device)
+        return dict(MADE_UP)
+
+    monkeypatch.setattr(roofs, "measure_roofs", measure)
+    return calls
+
+
+def test_measured_once_and_kept(tmp_path: Path, measured: list[torch.device]) -> None:
+    folder = tmp_path / "new" / "folder"
+    assert find_roofs(CPU, folder) == MADE_UP
+    assert find_roofs(CPU, folder) == MADE_UP
+    assert measured == [torch.device("cpu")]
+    assert [path.name for path in folder.iterdir()] == ["roofs-cpu.json"]
+    other = DeviceInfo(type="cpu", name="Another CPU", torch_device="cpu")
+    find_roofs(other, folder)
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text[:-5],
+        lambda text: "[]",
+        lambda text: text.replace("10000000001.0", "NaN"),
+        lambda text: text.replace("10000000001.0", "-3"),
+        lambda text: json.dumps({**json.loads(text), "roofs": {"read": 1.0}}),
+        lambda text: json.dumps({**json.loads(text), "identity": ["cpu"]}),
+    ],
+)
+def test_a_spoilt_file_is_measured_again(tmp_path: Path, measured: list[torch.device], spoil: object) -> None:
+    find_roofs(CPU, tmp_path)
+    path = tmp_path / "roofs-cpu.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(spoil(text), encoding="utf-8")  # type: ignore[operator]
+    assert find_roofs(CPU, tmp_path) == MADE_UP
+    assert len(measured) == 2
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, measured: list[torch.device]) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert find_roofs(CPU, tmp_path / "file") == MADE_UP
+
+
+def test_a_real_measurement() -> None:
+    found = measure_roofs(torch.device("cpu"))
+    assert set(found) == set(NAMES)
+    assert all(1e7 < rate < 1e15 for rate in found.values())
