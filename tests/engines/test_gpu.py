@@ -75,13 +75,13 @@ def test_a_call_that_waits_for_the_device_is_said() -> None:
 
 
 def test_cold_is_slower_than_hot_where_the_weights_fit_the_cache() -> None:
-    x = torch.ones(2**22, device=GPU)  # 16 MiB
+    x = torch.ones(2**23, device=GPU)  # 32 MiB
     total = torch.zeros((), device=GPU)
 
     def read() -> None:
         torch.sum(x, dim=0, out=total)
 
-    assert middle(series(read).samples_us) > 1.2 * middle(series(read, L2.HOT).samples_us)
+    assert middle(series(read).samples_us) > 1.1 * middle(series(read, L2.HOT).samples_us)
 
 
 def test_events_agree_with_the_wall_over_many_replays() -> None:

@@ -43,5 +43,5 @@ def test_weights_are_built_with_one_expert_to_spare() -> None:
     before = torch.cuda.memory_allocated()
     weights = source.build_weights(Quant.BF16)
     expert = 3 * 2048 * 768 * 4
-    assert torch.cuda.max_memory_allocated() - before < weights.nbytes + 2 * expert
+    assert torch.cuda.max_memory_allocated() - before <= weights.nbytes + 2 * expert
     assert torch.equal(weights.w1[5], source.expert(5)[0].to(torch.bfloat16))

@@ -9,7 +9,7 @@ import pytest
 from stand_in import HERE, NASTY, failed_record, ok_record
 
 from workbench.errors import InvalidInput
-from workbench.record import Status
+from workbench.record import Metric, Status
 from workbench.report.compare import default_baseline, parse_baseline, speedups
 from workbench.report.page import page
 from workbench.report.summary import MOST_ROWS, code, escape, summary
@@ -114,6 +114,29 @@ def test_compile_mode_and_compile_time_are_two_columns() -> None:
     assert [row[table.header.index("compile")] for row in table.rows] == ["none", "default"]
     assert [row[table.header.index("compile time")] for row in table.rows] == ["", "4.2 s"]
     assert len(set(table.header)) == len(table.header)
+
+
+def test_the_time_from_an_idle_device_is_a_column_where_any_record_has_it() -> None:
+    specs = list(SweepSpec(axes={"quant": ["fp32", "bf16"]}).points())
+    made = [ok_record(spec, 26.0) for spec in specs]
+    wall = {"wall": Metric.from_samples([107.0, 108.0, 109.0], "us")}
+    with_wall = made[0].model_copy(update={"metrics": made[0].metrics | wall})
+    results = Results((with_wall, made[1]))
+    table = results_table(results)
+    at = table.header.index("from idle")
+    assert [row[at] for row in table.rows] == ["108 us", ""]
+    assert at in table.numbers
+    assert "| from idle |" in summary(results)
+    assert "- from idle: median time from an idle device, host launches included" in summary(results).splitlines()
+    text = page(results, figures=False)
+    assert '<th class="n">from idle</th>' in text
+    assert "108 us" in text
+    plain = Results(tuple(made))
+    assert "from idle" not in results_table(plain).header
+    assert "from idle" not in summary(plain)
+    assert "idle" not in page(plain, figures=False)
+    pytest.importorskip("plotly")
+    assert Tags(page(results)).tags.count("h2") == Tags(page(plain)).tags.count("h2") + 2  # latency and speed-up again
 
 
 def test_the_error_against_the_trained_mlp_is_shown_where_there_is_one() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stand_in import NASTY, failed_record, ok_record, records
 
 from workbench.errors import InvalidInput
-from workbench.record import Record, Status
+from workbench.record import Metric, Record, Status
 from workbench.spec import FIELDS, RunSpec
 from workbench.sweeps.exports import csv_text, parquet
 from workbench.sweeps.frame import COLUMNS
@@ -98,6 +98,16 @@ def test_the_frame_has_the_promised_columns() -> None:
     copy["model"] = "changed"
     assert set(results.frame()["model"]) == {"smollm2-135m"}
     assert list(Results().frame().columns) == list(frame.columns)
+
+
+def test_the_frame_has_the_time_from_an_idle_device_where_there_is_one() -> None:
+    plain = ok_record(RunSpec(), 26.0)
+    wall = Metric.from_samples([0.1, 0.108, 0.116], "ms")
+    both = plain.model_copy(update={"metrics": plain.metrics | {"wall": wall}})
+    frame = Results((plain, both)).frame()
+    assert frame["latency_us"].tolist() == [26.0, 26.0]
+    assert frame.loc[1, ["wall_us", "wall_p10_us", "wall_p90_us"]].tolist() == pytest.approx([108.0, 101.6, 114.4])
+    assert frame.loc[0, ["wall_us", "wall_p10_us", "wall_p90_us"]].isna().all()
 
 
 def test_filters_and_sums() -> None:

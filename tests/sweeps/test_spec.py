@@ -118,7 +118,7 @@ def test_presets_follow_the_device() -> None:
     assert {"mixtral-8x7b", "qwen2-57b-a14b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3"} < set(
         gpu.axes["model"]
     )
-    assert gpu.axes["routing"] == ("balanced", "uniform", "zipf", "single_expert")
+    assert gpu.axes["routing"] == ("model", "balanced", "uniform", "zipf", "single_expert")
     for name in PRESETS:
         assert preset(name, H200).name == name
     with pytest.raises(InvalidInput, match="preset: must be main, quick or shapes, not 'all'"):

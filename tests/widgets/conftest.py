@@ -19,6 +19,7 @@ class StandIn:
 
     def __init__(self, latency: Callable[[RunSpec], float] | None = None) -> None:
         self.latency = latency or (lambda spec: 100.0 + spec.point.num_tokens)
+        self.wall: Callable[[RunSpec], float] | None = None  # as on a GPU: the time with host launches
         self.hold: threading.Event | None = None
         self.reached = threading.Event()
         self.calls = 0
@@ -38,11 +39,14 @@ class StandIn:
             time = self.latency(spec)
         except MemoryError as error:
             return Record(spec=spec, status="out_of_memory", reason=str(error), environment=self.environment)
+        metrics = {"latency": Metric.from_samples([time * 0.99, time, time * 1.01], "us")}
+        if self.wall is not None:
+            metrics["wall"] = Metric.from_samples([self.wall(spec)], "us")
         small = Difference(relative_l2=1e-3, max_over_rms=1e-2, dissimilarity=1e-6)
         return Record(
             spec=spec,
             status="ok",
-            metrics={"latency": Metric.from_samples([time * 0.99, time, time * 1.01], "us")},
+            metrics=metrics,
             environment=self.environment,
             correctness=Correctness(
                 total=small, kernel=small, kernel_budget=2e-3, ratio=0.5, rows_checked=1, rows=1, passed=True

@@ -20,6 +20,7 @@ from workbench.errors import InvalidInput
 from workbench.spec import RunSpec
 from workbench.sweeps.spec import SweepSpec
 from workbench.widgets import Frozen, SweepPanel, Workbench
+from workbench.widgets.runs import Runs
 
 Make = Callable[..., SweepPanel]
 WAIT_S = 30
@@ -163,10 +164,10 @@ def test_the_strip_holds_code_and_command_of_what_is_set(panel: SweepPanel) -> N
 
 
 def test_freeze_keeps_figures_tables_and_code_without_scripts(panel: SweepPanel, tmp_path: Path) -> None:
-    panel.freeze_button.click()
+    panel.keep.freeze.click()
     assert "freeze: there are no results yet" in panel.bar.error_view.value
     panel.run(wait=True, timeout_s=WAIT_S)
-    panel.freeze_button.click()
+    panel.keep.freeze.click()
     assert panel.bar.error_view.value == ""
     page = (tmp_path / "results" / "quick" / "freeze.html").read_text()
     assert "<svg" in page
@@ -185,13 +186,13 @@ def test_freeze_keeps_figures_tables_and_code_without_scripts(panel: SweepPanel,
 
 
 def test_export_writes_every_format_and_offers_them(panel: SweepPanel, tmp_path: Path) -> None:
-    panel.export_button.click()
+    panel.keep.export.click()
     assert "export: there are no results yet" in panel.bar.error_view.value
     panel.run(wait=True, timeout_s=WAIT_S)
-    panel.export_button.click()
+    panel.keep.export.click()
     assert panel.bar.error_view.value == ""
     folder = tmp_path / "results" / "quick"
-    link = re.search(r'download="quick.zip" href="data:application/zip;base64,([^"]+)"', panel._files.value)
+    link = re.search(r'download="quick.zip" href="data:application/zip;base64,([^"]+)"', panel.keep.files.value)
     assert link is not None
     archive = zipfile.ZipFile(io.BytesIO(base64.b64decode(link.group(1))))
     names = {"records.jsonl", "records.parquet", "records.csv", "summary.md", "report.html"}
@@ -252,29 +253,29 @@ def test_late_messages_of_a_closed_or_older_job_are_dropped(panel: SweepPanel, e
     engine.hold = threading.Event()
     panel.bar.run.click()
     assert engine.reached.wait(WAIT_S)
-    job, pump = panel._job, panel._pump
+    job, pump = panel.runs.job, panel.runs._pump
     assert job is not None
     assert pump is not None
     before = (panel.state, drawn(panel))
-    panel._generation += 1  # as a newer job would
+    panel.runs._generation += 1  # as a newer job would
     engine.hold.set()
     assert job.finished.wait(WAIT_S)
     pump.join(WAIT_S)
     assert (panel.state, drawn(panel)) == before
-    assert panel._results is None
+    assert panel.runs.last is None
 
 
 def test_updates_are_coalesced(make_panel: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[float] = []
     import time
 
-    original = SweepPanel._apply
+    original = Runs._tell
 
-    def count(self: SweepPanel, *rest: Any) -> None:
+    def count(self: Runs, *rest: Any) -> None:
         calls.append(time.monotonic())
         original(self, *rest)
 
-    monkeypatch.setattr(SweepPanel, "_apply", count)
+    monkeypatch.setattr(Runs, "_tell", count)
     panel = make_panel(SweepSpec(axes={"num_tokens": tuple(range(1, 401))}, base=RunSpec(device="cpu")))
     began = time.monotonic()
     panel.run(wait=True, timeout_s=WAIT_S)
@@ -285,8 +286,8 @@ def test_updates_are_coalesced(make_panel: Make, monkeypatch: pytest.MonkeyPatch
 def test_nothing_is_printed(make_panel: Make, capfd: pytest.CaptureFixture[str]) -> None:
     panel = make_panel()
     panel.run(wait=True, timeout_s=WAIT_S)
-    panel.freeze_button.click()
-    panel.export_button.click()
+    panel.keep.freeze.click()
+    panel.keep.export.click()
     panel.close()
     assert capfd.readouterr() == ("", "")
 
@@ -321,6 +322,55 @@ def test_the_second_figure_shows_speed_up_or_correctness(panel: SweepPanel) -> N
     ratios = [y for t in figure.data if t.type == "scatter" and t.visible is True and t.meta for y in t.y]
     assert ratios == [0.5] * 12
     assert panel.figures.baseline.layout.display == "none"
+
+
+def test_the_time_can_be_that_with_host_launches_where_it_was_recorded(make_panel: Make, engine: Any) -> None:
+    engine.wall = lambda spec: 400.0 if spec.modes.quant == "fp32" else 200.0
+    panel = make_panel()
+    assert panel.figures.time.disabled
+    panel.run(wait=True, timeout_s=WAIT_S)
+    latency, detail = panel.figures.figures
+    assert (panel.figures.time.disabled, panel.figures.timing) == (False, "device")
+    assert panel.figures._no_wall.layout.display == "none"
+    panel.figures.baseline.value = "reference · fp32"
+    texts = [text for line in detail.data[1].text for text in line]
+    assert set(texts) == {"base", "tie"}
+    strip = panel._strip.value
+    panel.figures.time.value = "wall"
+    assert sorted(drawn(panel)) == [200.0] * 6 + [400.0] * 6
+    assert "host launches included" in latency.layout.yaxis.title.text
+    texts = [text for line in detail.data[1].text for text in line]
+    assert {text: texts.count(text) for text in texts} == {"base": 3, "tie": 3, "2.00x": 6}
+    assert panel.figures.baseline.value == "reference · fp32"
+    assert panel._strip.value == strip
+    frozen = panel.freeze()
+    assert "host launches included" in frozen.html()
+    assert frozen.frame["latency_us"].max() == 400.0
+    panel.run(wait=True, timeout_s=WAIT_S)
+    assert panel.figures.timing == "wall"  # what was chosen stays chosen
+    panel.figures.time.value = "device"
+    assert sorted(drawn(panel)) == sorted([101.0, 116.0, 228.0] * 4)
+    assert latency.layout.yaxis.title.text == "median latency (µs)"
+
+
+def test_without_a_time_with_host_launches_the_choice_is_disabled_with_its_reason(
+    make_panel: Make, engine: Any
+) -> None:
+    engine.wall = lambda spec: 300.0
+    with_wall = make_panel().run(wait=True, timeout_s=WAIT_S)
+    assert with_wall is not None
+    engine.wall = None
+    panel = make_panel(results=with_wall)
+    panel.figures.time.value = "wall"
+    panel.source.value = "live"
+    panel.run(wait=True, timeout_s=WAIT_S)
+    assert (panel.figures.time.disabled, panel.figures.time.value) == (True, "device")
+    assert "recorded on a GPU" in panel.figures._no_wall.value
+    assert panel.figures._no_wall.layout.display is None
+    assert sorted(drawn(panel)) == sorted([101.0, 116.0, 228.0] * 4)
+    panel.source.value = next(value for _, value in panel.source.options if value != "live")
+    assert (panel.figures.time.disabled, panel.figures.timing) == (False, "wall")
+    assert set(drawn(panel)) == {300.0}
 
 
 def test_without_anywidget_the_figures_are_static_with_a_hint(

@@ -11,8 +11,8 @@ _FLOAT32_ROUNDING = torch.finfo(torch.float32).eps / 2
 def rounding_band(dtype: torch.dtype, terms: int) -> float:
     """What roundings alone may do to a right result, relative.
 
-    One rounding of the output to nearest, up to half a unit of `dtype`, and a float32 sum of `terms` products in an order
-    of its own: each of its roundings is as likely up as down, so they grow with the square root of their number.
+    One rounding of the output to nearest, up to half a unit of `dtype`, and a float32 sum of `terms` products in an
+    order of its own: each of its roundings is as likely up as down, so they grow with the square root of their number.
     """
     return float(torch.finfo(dtype).eps / 2 + _FLOAT32_ROUNDING * terms**0.5)
 

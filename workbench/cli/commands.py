@@ -15,7 +15,7 @@ from workbench.errors import InvalidInput
 from workbench.modes import BUILTIN_BACKENDS, Compile, Graph, Quant, RoutingKind
 from workbench.record import Status
 from workbench.report.compare import parse_baseline
-from workbench.report.table import microseconds
+from workbench.report.table import FROM_IDLE, microseconds
 from workbench.spec import RunSpec
 from workbench.support import find_reasons
 from workbench.sweeps.planner import plan
@@ -59,10 +59,11 @@ def run_point(given: dict[str, Any]) -> None:
     spec = RunSpec.from_flat(given)
     record = workbench.run(spec, progress=lambda state, text: say(f"{state}: {text}", error=True))
     rows = [("status", f"{record.status}" + (f": {record.reason}" if record.reason else ""))]
-    metric = record.metrics.get("latency")
-    if metric is not None:
-        band = f"p10 to p90: {microseconds(metric.p10)} to {microseconds(metric.p90)}, {metric.n} samples"
-        rows.append(("latency", f"{microseconds(metric.median)} ({band})"))
+    for name, title in (("latency", "latency"), ("wall", FROM_IDLE)):
+        metric = record.metrics.get(name)
+        if metric is not None:
+            band = f"p10 to p90: {microseconds(metric.p10)} to {microseconds(metric.p90)}, {metric.n} samples"
+            rows.append((title, f"{microseconds(metric.median)} ({band})"))
     if record.work is not None and record.work.floor_share is not None:
         rows.append(("roof", f"{record.work.floor_share:.0%} of this device's measured roof ({record.work.bound})"))
     if record.correctness is not None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.report.compare import describe
-from workbench.report.table import environments, failures, results_table
+from workbench.report.table import FROM_IDLE, IDLE_WORDS, environments, failures, results_table
 from workbench.sweeps.planner import duration
 from workbench.sweeps.results import Results
 from workbench.sweeps.runner import SweepProgress
@@ -61,6 +61,8 @@ def print_results(results: Results, baseline: dict[str, object] | None = None) -
         say(f"Environment: {line}.")
     if table.baseline:
         say(f"Speed-up against {describe(table.baseline)}; a tie where the bands p10 to p90 overlap.")
+    if FROM_IDLE in table.header:
+        say(f"{FROM_IDLE.capitalize()}: {IDLE_WORDS}.")
     for note in results.notes:
         say(note)
     say(results.totals())

@@ -353,6 +353,8 @@ class _Run:
             "compiled_samples": len(timed.compiled_in),
         }
         draft.notes += timed.notes
+        if draft.work.at_roof and self.device.type == "cpu":
+            draft.notes.append("A CPU's roofs are rough: small products measured once, whatever else was running then.")
         if impossible is not None:
             draft.status, draft.reason = Status.IMPLAUSIBLE, impossible
         else:

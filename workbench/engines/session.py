@@ -1,4 +1,4 @@
-"""What a worker keeps between points: the layer's source, its weights by format, compiled code, known truths."""
+"""What a worker keeps between points: the layer's source, its weights in one format, compiled code, known truths."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ from workbench.record import Environment
 from workbench.runtime.compile import compile_layer
 from workbench.runtime.inputs import LayerFunction
 from workbench.spec import RunSpec
-from workbench.support import weight_bytes, workspace_bytes
-
-# Set aside for what cannot be counted beforehand: the context's growth, libraries, the oracle's one expert in float64.
-MARGIN = 1.15
 
 
 class PointSession:
@@ -32,7 +28,7 @@ class PointSession:
         self.truths = TruthCache()
         self.poisoned = ""
         self._source: tuple[Hashable, LayerSource] | None = None
-        self._weights: dict[Quant, ExpertWeights] = {}
+        self._weights: tuple[Quant, ExpertWeights] | None = None
         self._compiled: tuple[Hashable, LayerFunction] | None = None
 
     def source_key(self, spec: RunSpec) -> Hashable:
@@ -48,16 +44,18 @@ class PointSession:
         return self._source[1]
 
     def weights(self, spec: RunSpec, source: LayerSource) -> ExpertWeights:
-        """The source's weights in the format asked for; other formats are dropped when memory is short."""
+        """The source's weights in the format asked for.
+
+        Another format is dropped first: memory at rest is then that of this run and no other.
+        """
         quant = spec.modes.quant
-        if quant not in self._weights:
-            need = (weight_bytes(spec, source.shape) + workspace_bytes(spec, source.shape)) * MARGIN
-            if self._weights and need > free_bytes(self.torch_device):
-                self._weights.clear()
+        if self._weights is None or self._weights[0] is not quant:
+            if self._weights is not None:
+                self._weights = None
                 self.drop_compiled()
                 release_memory(self.torch_device)
-            self._weights[quant] = source.build_weights(quant)
-        return self._weights[quant]
+            self._weights = (quant, source.build_weights(quant))
+        return self._weights[1]
 
     def _compiled_key(self, spec: RunSpec) -> Hashable:
         modes = spec.modes
@@ -84,7 +82,7 @@ class PointSession:
     def drop(self) -> None:
         """Forget everything that holds device memory."""
         self._source = None
-        self._weights.clear()
+        self._weights = None
         self.drop_compiled()
         release_memory(self.torch_device)
 
@@ -94,22 +92,6 @@ def release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated, what torch holds unused included."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
-    return _meminfo("MemAvailable", 2**40)
-
-
-def _meminfo(name: str, otherwise: int) -> int:
-    try:
-        with open("/proc/meminfo", encoding="utf-8") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name + ":"))
-    except (OSError, StopIteration, ValueError):
-        return otherwise
 
 
 def used_bytes(device: torch.device) -> int | None:

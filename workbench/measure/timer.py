@@ -116,8 +116,7 @@ class Timer:
     def _cuda(self, samples: int, evict: Evictor | None) -> Timed:
         clock = SpinClock(self.device)
         self._ready(0, evict)
-        host_s = self._host_seconds(clock)
-        waits = host_s >= SPIN_PROBE_S
+        host_s, waits = self._host_seconds(clock)
         # Twice what the host needs, so that the device finds the whole call queued when the spin ends.
         spin_s = 0.0 if waits else min(SPIN_PROBE_S, 2.0 * host_s + 50e-6)
         compiled: set[int] = set()
@@ -157,18 +156,22 @@ class Timer:
                 pairs.clear()
         return tuple(times)
 
-    def _host_seconds(self, clock: SpinClock) -> float:
-        """Seconds until the call returns to the host while the device is held busy for 20 ms.
+    def _host_seconds(self, clock: SpinClock) -> tuple[float, bool]:
+        """Seconds until the call returns to the host while the device is held busy, and whether it waited for that.
 
-        A call that takes that long waits for the device inside.
+        A call that comes back only when the spin of 20 ms has ended waits for the device inside.
         """
+        self.call()  # a kernel's first launch loads it, and that waits for the device
         torch.cuda.synchronize(self.device)
         clock.spin(SPIN_PROBE_S)
+        spun = torch.cuda.Event()
+        spun.record()
         start = time.perf_counter()
         self.call()
         taken = time.perf_counter() - start
+        waits = bool(spun.query())
         torch.cuda.synchronize(self.device)
-        return taken
+        return taken, waits
 
 
 class SpinClock:
@@ -185,6 +188,7 @@ class SpinClock:
     @staticmethod
     def _measure() -> float:
         """Cycles a second, the fastest of a few, so that a spin is never shorter than asked."""
+        torch.cuda._sleep(100_000_000)  # an idle device's clock is low at first
         cycles, rates = 2_000_000, []
         for _ in range(3):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

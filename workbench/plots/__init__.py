@@ -3,15 +3,29 @@
 from workbench.plots.correctness import correctness_figure
 from workbench.plots.detail import VIEWS, View, detail_figure, update_detail
 from workbench.plots.latency import latency_figure, update_latency
-from workbench.plots.select import Series, choose, context, points, split, varying
+from workbench.plots.select import (
+    TIMINGS,
+    Series,
+    Timing,
+    choose,
+    context,
+    has_wall,
+    points,
+    split,
+    timed,
+    timing_of,
+    varying,
+)
 from workbench.plots.speedup import Matrix, baselines, speedup_figure, speedup_matrix
 from workbench.plots.static import frozen_page, latency_svg
 from workbench.plots.table import results_table, speedup_table
 
 __all__ = [
+    "TIMINGS",
     "VIEWS",
     "Matrix",
     "Series",
+    "Timing",
     "View",
     "baselines",
     "choose",
@@ -19,6 +33,7 @@ __all__ = [
     "correctness_figure",
     "detail_figure",
     "frozen_page",
+    "has_wall",
     "latency_figure",
     "latency_svg",
     "points",
@@ -27,6 +42,8 @@ __all__ = [
     "speedup_matrix",
     "speedup_table",
     "split",
+    "timed",
+    "timing_of",
     "update_detail",
     "update_latency",
     "varying",

@@ -16,7 +16,7 @@ from workbench.plots.correctness import (
 )
 from workbench.plots.latency import dress, headline
 from workbench.plots.lines import assign, height, traces
-from workbench.plots.select import points, split
+from workbench.plots.select import points, split, timed
 from workbench.plots.speedup import assign_matrix, heatmaps, matrix_axes, matrix_height, matrix_title, speedup_matrix
 from workbench.plots.style import SLOTS, set_height, template
 
@@ -57,6 +57,7 @@ def update_detail(
         for axis in (layout.xaxis3, layout.yaxis3):
             axis.visible = right
         if right:
+            frame = timed(frame, "device")
             series, total = split(frame, axes=axes, most=SLOTS)
             lines = correctness_lines(series)
             gaps = assign(figure.data[2:-1], lines, bands=False)

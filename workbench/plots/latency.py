@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.plots.lines import Line, assign, collect, gap_axis, height, token_ticks, traces
-from workbench.plots.select import Series, context, points, split
+from workbench.plots.select import Series, context, other_time, points, split, time_title
 from workbench.plots.style import SLOTS, axis, duration, figures, log_ticks, missing, number, safe, set_height, template
 
 MAIN = [0.0, 1.0]
@@ -21,7 +21,7 @@ def latency_figure(
     """Draw median latency (us) over `num_tokens`, both logarithmic, with the band from p10 to p90.
 
     Args:
-        frame: `Results.frame()`, or rows of it.
+        frame: `Results.frame()`, or rows of it; of `timed(frame, "wall")` the time with host launches is drawn.
         axes: the axes that tell lines apart; default those on which the rows differ.
         title: a line of plain text; default what all rows have in common.
         widget: give a live `FigureWidget` (needs anywidget) instead of a `go.Figure`.
@@ -46,6 +46,7 @@ def update_latency(
     with figure.batch_update():
         gaps = assign(figure.data, lines)
         figure.layout.title.text = headline(frame, title, left_out)
+        figure.layout.yaxis.title.text = time_title(frame, "<br>")
         set_height(figure, height(lines))
         dress(figure.layout.xaxis, figure.layout.yaxis, figure.layout.yaxis2, frame, lines, gaps=gaps)
     return left_out
@@ -81,6 +82,8 @@ def _hover(series: Series, row: dict[str, Any]) -> str:
     ]
     if not missing(row.get("p10_us")) and not missing(row.get("p90_us")):
         parts.append(f"p10 to p90: {duration(row['p10_us'])} to {duration(row['p90_us'])}")
+    if other := other_time(row):
+        parts.append(other)
     ratio, share, compile_s = (number(row.get(name)) for name in ("error_ratio", "floor_share", "compile_s"))
     if ratio is not None:
         parts.append(f"error: {figures(ratio, 2)} of its budget")
@@ -95,7 +98,8 @@ def _hover(series: Series, row: dict[str, Any]) -> str:
 
 def _layout() -> dict[str, Any]:
     layout = template()
+    layout["margin"]["l"] = 84  # a title of two lines
     layout["xaxis"] = axis("tokens per call") | {"type": "log", "anchor": "free", "position": 0.0}
-    layout["yaxis"] = axis("median latency (µs)") | {"type": "log", "domain": MAIN}
+    layout["yaxis"] = axis("") | {"type": "log", "domain": MAIN}
     layout["yaxis2"] = gap_axis()
     return layout

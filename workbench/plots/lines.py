@@ -162,6 +162,8 @@ def failure(series: Series, row: dict[str, Any]) -> str:
     """Hover text of a point without a value, escaped."""
     status = "" if missing(row.get("status")) else str(row["status"]).replace("_", " ")
     reason = "" if missing(row.get("reason")) else str(row["reason"])
+    if missing(row.get("latency_us")) and not missing(row.get("device_us")):
+        status, reason = "not recorded", "Its time from an idle device was not recorded apart from its latency."
     head = f"<b>{safe(series.label)}</b> at {int(row['num_tokens'])} tokens"
     return f"{head}<br>{safe(status) or 'not measured'}" + (f"<br>{wrap(reason)}" if reason else "")
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from workbench.errors import InvalidInput, choices
 from workbench.modes import Compile, Graph, Quant, RoutingKind
-from workbench.plots.style import AXES, MODE_AXES, label, missing, short
+from workbench.plots.style import AXES, MODE_AXES, duration, label, missing, number, short
 
+Timing = Literal["device", "wall"]
+TIMINGS: tuple[Timing, ...] = ("device", "wall")
+# Shown column -> where the device's own time and the time from an idle device stand while the other is shown.
+_TIMES = {
+    "latency_us": ("device_us", "wall_us"),
+    "p10_us": ("device_p10_us", "wall_p10_us"),
+    "p90_us": ("device_p90_us", "wall_p90_us"),
+}
 _ORDER: dict[str, list[str]] = {
     "compile": [str(v) for v in Compile],
     "graph": [str(v) for v in Graph],
@@ -44,6 +53,53 @@ def points(frame: pd.DataFrame) -> pd.DataFrame:
         return frame
     anchors = frame["anchor"].to_numpy(dtype=bool)
     return frame[~anchors] if anchors.any() else frame
+
+
+def timed(frame: pd.DataFrame, timing: Timing) -> pd.DataFrame:
+    """The frame with the chosen time in `latency_us`, `p10_us` and `p90_us`, which is what figures and matrices read.
+
+    Args:
+        frame: `Results.frame()`, or what this gave.
+        timing: `device`, the device's own time; `wall`, the time from an idle device, host launches included (NaN
+            where it was not recorded). The device's own time then stands in `device_us`.
+
+    Raises:
+        InvalidInput: another word.
+    """
+    if timing not in TIMINGS:
+        raise InvalidInput(f"timing: must be {choices(TIMINGS)}, not {timing!r}")
+    if not len(frame) or timing == timing_of(frame):
+        return frame
+    if timing == "device":
+        kept = frame.drop(columns=[device for device, _ in _TIMES.values()])
+        return kept.assign(**{shown: frame[device] for shown, (device, _) in _TIMES.items()})
+    old = {device: frame[shown] for shown, (device, _) in _TIMES.items()}
+    return frame.assign(**old, **{shown: frame.get(wall, math.nan) for shown, (_, wall) in _TIMES.items()})
+
+
+def timing_of(frame: pd.DataFrame) -> Timing:
+    """Which time `latency_us` of this frame holds."""
+    return "wall" if "device_us" in frame else "device"
+
+
+def has_wall(frame: pd.DataFrame) -> bool:
+    """Whether any row has a time from an idle device."""
+    return "wall_us" in frame and bool(frame["wall_us"].notna().any())
+
+
+def time_title(frame: pd.DataFrame, line_break: str = " ") -> str:
+    """The title, with its unit, of the axis that shows `latency_us` of this frame."""
+    if timing_of(frame) == "device":
+        return "median latency (µs)"
+    return f"median time from an idle device,{line_break}host launches included (µs)"
+
+
+def other_time(row: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> str:
+    """The time of a row that is not the shown one, in words (against that of `base`); empty where there is none."""
+    name, words = ("device_us", "the device's own time") if "device_us" in row else ("wall_us", "with host launches")
+    values = [number(one.get(name)) for one in (row, base) if one is not None]
+    known = [duration(value) for value in values if value is not None]
+    return f"{words}: {' against '.join(known)}" if len(known) == len(values) else ""
 
 
 def varying(frame: pd.DataFrame, among: Iterable[str] = AXES) -> list[str]:

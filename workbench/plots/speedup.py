@@ -11,7 +11,7 @@ import pandas as pd
 
 from workbench.errors import InvalidInput, choices
 from workbench.plots.lines import failure
-from workbench.plots.select import Series, context, label_axes, points, records, split
+from workbench.plots.select import Series, context, label_axes, other_time, points, records, split, timing_of
 from workbench.plots.style import (
     DIVERGING,
     GAP,
@@ -86,7 +86,8 @@ def speedup_matrix(
 ) -> Matrix:
     """Compute the matrix. `baseline` is a label of `baselines(frame)` or values of mode axes; default the plainest.
 
-    A row is compared with the baseline on the same problem: same device, model, routing and cache state.
+    A row is compared with the baseline on the same problem: same device, model, routing and cache state. The times
+    compared are those in `latency_us`: of `timed(frame, "wall")` those with host launches.
 
     Raises:
         InvalidInput: the baseline is not among the sets of modes in the frame.
@@ -153,9 +154,11 @@ def _cell(
     own = all(str(row.get(axis)) == str(base.get(axis)) for axis in (*MODE_AXES, *PROBLEM_AXES))
     lines = [head, f"{duration(row['latency_us'])} against {duration(base['latency_us'])}"]
     if own:
-        return 1.0, True, "base", "<br>".join([*lines[:1], f"{duration(row['latency_us'])}: the baseline"])
+        words = [head, f"{duration(row['latency_us'])}: the baseline", other_time(row)]
+        return 1.0, True, "base", "<br>".join(word for word in words if word)
     tie = _overlap(row, base)
     lines.append("tie: the bands from p10 to p90 overlap" if tie else f"{_times(ratio)} the speed of {safe(name)}")
+    lines += [other] if (other := other_time(row, base)) else []
     return ratio, tie, "tie" if tie else _times(ratio), "<br>".join(lines)
 
 
@@ -249,7 +252,8 @@ def matrix_title(matrix: Matrix, frame: pd.DataFrame) -> str:
         return "no results yet"
     more = f"; first {len(matrix.rows)} of {len(matrix.rows) + matrix.left_out} rows" if matrix.left_out else ""
     shared = context(frame)
-    return f"speed-up against {safe(matrix.baseline)}" + (f", {safe(shared)}" if shared else "") + more
+    time = ", host launches included" if timing_of(frame) == "wall" else ""
+    return f"speed-up against {safe(matrix.baseline)}{time}" + (f", {safe(shared)}" if shared else "") + more
 
 
 def matrix_height(matrix: Matrix) -> int:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from workbench.plots.latency import latency_lines
 from workbench.plots.lines import Line, style
-from workbench.plots.select import context, points, split
+from workbench.plots.select import context, other_time, points, split, time_title
 from workbench.plots.style import FONT, GRID, INK, MUTED, SLOTS, duration, log_ticks
 from workbench.plots.table import results_table, speedup_table
 
@@ -39,7 +39,8 @@ def latency_svg(frame: pd.DataFrame, *, axes: Sequence[str] | None = None) -> st
     def y(value: float) -> float:
         return floor - (math.log(value / low)) / math.log(high / low) * (floor - TOP)
 
-    parts = _frame(tokens, low, high, x, y, floor)
+    title = time_title(frame)
+    parts = _frame(tokens, low, high, x, y, floor, title)
     height = max(HEIGHT, TOP + 18 * len(lines) + 10)
     for slot, line in enumerate(lines):
         parts += _line(slot, line, x, y)
@@ -55,11 +56,11 @@ def latency_svg(frame: pd.DataFrame, *, axes: Sequence[str] | None = None) -> st
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="100%" role="img" '
         f'style="max-width:{WIDTH}px;background:white" font-family="{FONT}" font-size="12" '
-        f'aria-label="median latency over tokens per call">{"".join(parts)}</svg>'
+        f'aria-label="{title} over tokens per call">{"".join(parts)}</svg>'
     )
 
 
-def _frame(tokens: list[int], low: float, high: float, x: Any, y: Any, floor: float) -> list[str]:
+def _frame(tokens: list[int], low: float, high: float, x: Any, y: Any, floor: float, title: str) -> list[str]:
     right = WIDTH - RIGHT
     parts = []
     for value, text in zip(*log_ticks(low, high), strict=True):
@@ -75,7 +76,7 @@ def _frame(tokens: list[int], low: float, high: float, x: Any, y: Any, floor: fl
     parts.append(f'<path d="M{LEFT} {TOP}V{floor}H{right}" fill="none" stroke="#999"/>')
     middle = (TOP + floor) / 2
     parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 12}" text-anchor="middle">tokens per call</text>')
-    parts.append(f'<text transform="translate(16 {middle})rotate(-90)" text-anchor="middle">median latency (µs)</text>')
+    parts.append(f'<text transform="translate(16 {middle})rotate(-90)" text-anchor="middle">{title}</text>')
     return parts
 
 
@@ -97,9 +98,10 @@ def _line(slot: int, line: Line, x: Any, y: Any) -> list[str]:
             )
         for j in piece:
             value = line.values[j] or 0.0
+            times = ", ".join(word for word in (duration(value), other_time(line.series.rows[j])) if word)
             parts.append(
                 f'<circle cx="{x(line.tokens[j]):.1f}" cy="{y(value):.1f}" r="3.2" fill="{look["color"]}">'
-                f"<title>{html.escape(line.series.label)}, {line.tokens[j]:,} tokens: {duration(value)}</title>"
+                f"<title>{html.escape(line.series.label)}, {line.tokens[j]:,} tokens: {html.escape(times)}</title>"
                 "</circle>"
             )
         piece = []

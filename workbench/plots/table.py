@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.plots.select import points, split
+from workbench.plots.select import has_wall, points, split, timed, timing_of
 from workbench.plots.speedup import BOUND, Matrix, speedup_matrix
 from workbench.plots.style import DIVERGING, GAP, MUTED, SLOTS, duration, figures, missing, number, safe
 
@@ -18,15 +18,17 @@ _TABLE = "border-collapse:collapse;font-size:12px;font-variant-numeric:tabular-n
 _HEAD = "text-align:right;padding:3px 8px;border-bottom:1px solid #999;font-weight:600;white-space:nowrap"
 _CELL = "text-align:right;padding:3px 8px;border-bottom:1px solid #e6e6e6;white-space:nowrap"
 _NAME = _CELL.replace("right", "left")
+_BELOW = f"color:{MUTED};font-weight:400"
 
 
 def results_table(frame: pd.DataFrame, *, axes: Sequence[str] | None = None, most: int = 2 * SLOTS) -> str:
     """One row per set of modes, one column per token count: median latency, or why there is none.
 
+    Below a latency stands the time from an idle device, where it was recorded; both whichever the figures show.
     The last columns give the worst error over budget, compile seconds and the bytes of the weights. The reasons
     of points that were not measured stand below, each once.
     """
-    frame = points(frame)
+    frame = timed(points(frame), "device")
     if not len(frame):
         return f'<p style="color:{MUTED}">no results yet</p>'
     series, total = split(frame, axes=axes, most=most)
@@ -43,7 +45,8 @@ def results_table(frame: pd.DataFrame, *, axes: Sequence[str] | None = None, mos
             scale = 1e6 if column == "weight_bytes" else 1.0
             cells += f'<td style="{_CELL}">{figures(max(found) / scale) if found else ""}</td>'
         body.append(f'<tr><td style="{_NAME}">{_escape(one.label)}</td>{cells}</tr>')
-    corner = f'<th style="{_HEAD.replace("right", "left")}">median latency at tokens</th>'
+    below = f'<br><span style="{_BELOW}">below: from idle, host launches included</span>' if has_wall(frame) else ""
+    corner = f'<th style="{_HEAD.replace("right", "left")}">median latency at tokens{below}</th>'
     more = _note(f"first {len(series)} of {total} rows") if total > len(series) else ""
     table = f'<table style="{_TABLE}"><thead><tr>{corner}{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
     return table + more + reasons_list(frame)
@@ -51,7 +54,7 @@ def results_table(frame: pd.DataFrame, *, axes: Sequence[str] | None = None, mos
 
 def reasons_list(frame: pd.DataFrame, most: int = 12) -> str:
     """Why points were not measured, each reason once with the number of points, commonest first; empty if all were."""
-    frame = points(frame)
+    frame = timed(points(frame), "device")
     if not len(frame) or "reason" not in frame:
         return ""
     failed = frame[frame["latency_us"].isna()]
@@ -77,7 +80,8 @@ def speedup_table(
     matrix = speedup_matrix(frame, baseline, axes=axes)
     if not matrix.rows:
         return f'<p style="color:{MUTED}">no results yet</p>'
-    head = f'<th style="{_HEAD.replace("right", "left")}">speed-up against {_escape(matrix.baseline)}</th>'
+    time = ", host launches included" if timing_of(frame) == "wall" else ""
+    head = f'<th style="{_HEAD.replace("right", "left")}">speed-up against {_escape(matrix.baseline)}{time}</th>'
     head += "".join(_th(f"{t:,}") for t in matrix.tokens)
     body = "".join(_matrix_row(matrix, i) for i in range(len(matrix.rows)))
     return f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
@@ -115,7 +119,9 @@ def _latency_cell(row: dict[str, Any] | None) -> str:
         title = "" if missing(row.get("reason")) else f' title="{_escape(row["reason"])}"'
         return f'<td style="{_CELL};background:{GAP};color:{MUTED}"{title}>{_escape(status)}</td>'
     badge = " (unchecked)" if row.get("status") == "unchecked" else ""
-    return f'<td style="{_CELL}">{_escape(duration(row["latency_us"]))}{badge}</td>'
+    wall = number(row.get("wall_us"))
+    below = "" if wall is None else f'<br><span style="{_BELOW}">{_escape(duration(wall))}</span>'
+    return f'<td style="{_CELL}">{_escape(duration(row["latency_us"]))}{badge}{below}</td>'
 
 
 def _th(text: str) -> str:

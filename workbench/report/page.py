@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.errors import InvalidInput
 from workbench.report.compare import describe
-from workbench.report.table import Table, environments, failures, results_table
+from workbench.report.table import FROM_IDLE, IDLE_WORDS, Table, environments, failures, results_table
 from workbench.sweeps.results import Results
 
 STYLE = """
@@ -42,6 +42,7 @@ def page(results: Results, *, baseline: Mapping[str, Any] | None = None, title: 
     facts.append(f"Result: <b>{escape(results.totals())}</b>")
     if table.baseline:
         facts.append(f"Speed-up against {escape(describe(table.baseline))}; a tie where the bands p10 to p90 overlap.")
+    facts += [f"{FROM_IDLE.capitalize()}: {IDLE_WORDS}."] if FROM_IDLE in table.header else []
     facts += [escape(note) for note in results.notes]
     body = [f"<h1>{name}</h1>", "<ul>", *(f"<li>{fact}</li>" for fact in facts), "</ul>"]
     body += _figures(results, table) if figures else []
@@ -78,15 +79,17 @@ def _figures(results: Results, table: Table) -> list[str]:
         return ["<p>No figures: plotly is not installed (pip install 'moe-workbench[lab]').</p>"]
     if not any(record.status.measured for record in results.points):
         return []
-    from workbench.plots import correctness_figure, latency_figure, speedup_figure
+    from workbench.plots import correctness_figure, has_wall, latency_figure, speedup_figure, timed
 
     frame = results.frame()
-    made = {"Latency": latency_figure(frame), "Error against budget": correctness_figure(frame)}
+    times = {"": frame} | ({", host launches included": timed(frame, "wall")} if has_wall(frame) else {})
+    made = {f"Latency{time}": latency_figure(shown) for time, shown in times.items()}
+    made["Error against budget"] = correctness_figure(frame)
     parts: list[str] = []
     if table.baseline:
         name = f"Speed-up against {describe(table.baseline)}"
         try:
-            made[name] = speedup_figure(frame, table.baseline)
+            made |= {f"{name}{time}": speedup_figure(shown, table.baseline) for time, shown in times.items()}
         except InvalidInput:  # a matrix has one baseline for all rows, the table may have one for each
             parts.append(f"<h2>{escape(name)}</h2><p>Rows have different baselines: see the table.</p>")
     for at, (name, figure) in enumerate(made.items()):

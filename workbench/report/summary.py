@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.report.compare import describe
-from workbench.report.table import environments, failures, results_table
+from workbench.report.table import FROM_IDLE, IDLE_WORDS, environments, failures, results_table
 from workbench.sweeps.results import Results
 
 MOST_ROWS = 40  # more are folded away, so that a pull request stays readable
@@ -46,6 +46,7 @@ def summary(results: Results, *, baseline: Mapping[str, Any] | None = None, titl
     lines.append(f"- result: {results.totals()}")
     if table.baseline:
         lines.append(f"- speed-up against {escape(describe(table.baseline))}; a tie where the bands p10 to p90 overlap")
+    lines += [f"- {FROM_IDLE}: {IDLE_WORDS}"] if FROM_IDLE in table.header else []
     lines += [f"- {escape(note)}" for note in results.notes]
     rows = [_line(row) for row in table.rows]
     if rows:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from moe_kernels import Routing
@@ -52,9 +52,15 @@ class CudaRecorder:
     the capture.
     """
 
+    _streams: ClassVar[dict[int, torch.cuda.Stream]] = {}
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = torch.cuda.Stream(device)
+        # One side stream a device: memory is cached by stream, so a stream a graph would keep some for each.
+        index = device.index or 0
+        if index not in self._streams:
+            self._streams[index] = torch.cuda.Stream(device)
+        self._stream = self._streams[index]
         self._graph: Any = None
 
     def warm(self, call: Callable[[], torch.Tensor], times: int) -> None:
@@ -72,13 +78,17 @@ class CudaRecorder:
         enabled = gc.isenabled()
         gc.disable()
         self._graph = torch.cuda.CUDAGraph()
+        whole = False
         try:
             pool = torch.cuda.graph_pool_handle()
             with torch.cuda.graph(self._graph, pool=pool, stream=self._stream, capture_error_mode=CAPTURE_MODE):
                 output = call()
+            whole = True
         finally:
             if enabled:
                 gc.enable()
+            if not whole:  # a stream whose capture broke is not used again
+                self._streams.pop(self.device.index or 0, None)
         return output
 
     def replay(self) -> None:

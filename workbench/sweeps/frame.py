@@ -23,8 +23,8 @@ def _number(value: float | None) -> float:
     return NAN if value is None else float(value)
 
 
-def _metric(record: Record, read: Callable[[Metric], float | None]) -> float:
-    metric = record.metrics.get("latency")
+def _metric(record: Record, read: Callable[[Metric], float | None], name: str = "latency") -> float:
+    metric = record.metrics.get(name)
     return NAN if metric is None else _number(read(metric)) * TO_US.get(metric.unit, NAN)
 
 
@@ -49,6 +49,9 @@ COLUMNS: dict[str, Callable[[Record], Any]] = {
     "p10_us": lambda r: _metric(r, lambda m: m.p10),
     "p90_us": lambda r: _metric(r, lambda m: m.p90),
     "p99_us": lambda r: _metric(r, lambda m: m.p99),
+    "wall_us": lambda r: _metric(r, lambda m: m.median, "wall"),
+    "wall_p10_us": lambda r: _metric(r, lambda m: m.p10, "wall"),
+    "wall_p90_us": lambda r: _metric(r, lambda m: m.p90, "wall"),
     "total_error": lambda r: _correct(r, lambda c: c.total.relative_l2),
     "kernel_error": lambda r: _correct(r, lambda c: c.kernel.relative_l2),
     "kernel_budget": lambda r: _correct(r, lambda c: c.kernel_budget),

@@ -14,7 +14,7 @@ from workbench.sweeps.spec import SweepSpec
 from workbench.sweeps.store import RECORDS, SWEEP, latest, no_collection, parse_record, read_lines
 
 KINDS = "a results folder, a .jsonl or a .parquet file"
-RECORDINGS = Path(__file__).parent.parent / "recordings"
+RECORDINGS = Path(__file__).parent.parent / "recorded"
 
 
 def _folder(path: Path) -> Results:

@@ -10,7 +10,7 @@ from workbench.spec import Modes, RunSpec
 from workbench.sweeps.spec import SweepSpec
 
 SHAPES = ("mixtral-8x7b", "qwen2-57b-a14b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3")
-ROUTINGS = ("balanced", "uniform", "zipf", "single_expert")
+ROUTINGS = ("model", "balanced", "uniform", "zipf", "single_expert")
 GPU_BACKENDS = ("reference", "torch_grouped_mm", "triton")
 GPU_COMPILE = ("none", "default", "max-autotune-no-cudagraphs", "reduce-overhead")
 

@@ -1,21 +1,34 @@
-"""Parts of the panel: the bar with Run and Stop, the two figures with their switches, the strip below."""
+"""Parts of the panel: the bar with Run and Stop, the two figures with their switches, the row with Freeze and Export."""
 
 from __future__ import annotations
 
 import html
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ipywidgets
 import pandas as pd
 
 from workbench.errors import InvalidInput
-from workbench.plots import VIEWS, baselines, frozen_page, results_table, update_detail, update_latency
+from workbench.plots import (
+    VIEWS,
+    Timing,
+    baselines,
+    frozen_page,
+    has_wall,
+    results_table,
+    timed,
+    update_detail,
+    update_latency,
+)
 from workbench.sweeps.planner import duration
 from workbench.sweeps.runner import SweepProgress
 from workbench.widgets import look
+from workbench.widgets.export import links
 from workbench.widgets.figures import HINT, Shown
+from workbench.widgets.frozen import Frozen
 
 
 def row(*children: Any) -> Any:
@@ -76,8 +89,12 @@ class RunBar:
         look.show(self._stale, stale)
 
 
+TIMES: tuple[tuple[str, Timing], ...] = (("device", "device"), ("with host launch", "wall"))
+NO_WALL = "no result shown has a time with host launch: it is recorded on a GPU; a CPU's latency holds both"
+
+
 class FigureArea:
-    """The latency figure, and one that shows the speed-up matrix or the correctness."""
+    """The latency figure, and one that shows the speed-up matrix or the correctness; which time both show."""
 
     def __init__(self, guard: Callable[[Callable[[], None]], None]) -> None:
         """Borrow the figures; `guard` runs a callback's action and shows what it raises."""
@@ -85,6 +102,11 @@ class FigureArea:
         self._quiet = False
         self._frame, self._axes = pd.DataFrame(), None  # type: pd.DataFrame, Sequence[str] | None
         self._latency, self._detail = Shown("latency"), Shown("detail")
+        self._wanted: Timing = "device"
+        self.time = ipywidgets.ToggleButtons(options=TIMES, disabled=True, style={"button_width": "130px"})
+        self.time.add_class("moewb-switch")
+        self._no_wall = look.text(html.escape(NO_WALL), css="moewb-why", padding="3px 0 0 8px", display="none")
+        self.time.observe(lambda _: None if self._quiet else guard(self._time_chosen), names="value")
         self.which = ipywidgets.ToggleButtons(options=list(VIEWS), style={"button_width": "110px"})
         self.which.add_class("moewb-switch")
         self.baseline = ipywidgets.Dropdown(options=[("", "")], layout=ipywidgets.Layout(width="320px"))
@@ -96,6 +118,7 @@ class FigureArea:
         self.view = ipywidgets.VBox(
             [
                 self.hint,
+                row(look.label("time"), self.time, self._no_wall),
                 boxes[0],
                 row(self.which, self._against, self.baseline),
                 boxes[1],
@@ -113,9 +136,31 @@ class FigureArea:
         """The label of the baseline; None before there are results."""
         return self.baseline.value or None
 
+    @property
+    def timing(self) -> Timing:
+        """The time that is shown: the device's own where no result has the other."""
+        chosen: Timing = self.time.value
+        return chosen
+
+    def _time_chosen(self) -> None:
+        self._wanted = self.time.value
+        self.draw(self._frame, self._axes)
+
+    def _offer_times(self, frame: pd.DataFrame) -> None:
+        """Let the time be chosen where there are two; what was chosen comes back with results that have it."""
+        both = has_wall(frame)
+        self._quiet = True
+        self.time.value = self._wanted if both else "device"
+        self._quiet = False
+        if self.time.disabled is both:
+            self.time.disabled = not both
+        look.show(self._no_wall, len(frame) > 0 and not both)
+
     def draw(self, frame: pd.DataFrame, axes: Sequence[str] | None) -> None:
         """Show these results; `axes` name the lines."""
         with self._lock:
+            self._offer_times(frame)
+            frame = timed(frame, self.timing)
             self._frame, self._axes = frame, axes
             update_latency(self._latency.figure, frame, axes=axes)
             self._latency.fit()
@@ -148,3 +193,52 @@ class FigureArea:
         """Give the figures back."""
         for shown in (self._latency, self._detail):
             shown.release()
+
+
+class KeepRow:
+    """Freeze and Export, and where that was written; frozen results go below the panel, into the saved notebook."""
+
+    def __init__(
+        self,
+        guard: Callable[[Callable[[], None]], None],
+        freeze: Callable[[], tuple[Frozen, Path]],
+        export: Callable[[], Mapping[str, Path]],
+    ) -> None:
+        """Make the widgets; `freeze` gives what was frozen and its file, `export` the files that it wrote."""
+        self._freeze, self._export = freeze, export
+        self.handles: list[Any] = []  # outputs of the cell that shows the panel
+        self.freeze = ipywidgets.Button(
+            description="Freeze",
+            icon="camera",
+            tooltip="keep what is shown in the saved notebook: figure, tables, code",
+        )
+        self.export = ipywidgets.Button(
+            description="Export", icon="download", tooltip="write JSON lines, Parquet, CSV, Markdown and HTML"
+        )
+        self.freeze.layout.width = self.export.layout.width = "96px"
+        self.freeze.on_click(lambda _: guard(self._freeze_pressed))
+        self.export.on_click(lambda _: guard(self._export_pressed))
+        self.files = look.text(css="moewb-files", padding="0 0 0 8px")
+        self.frozen_view = look.text(css="moewb-frozen", width="100%", display="none")
+        self.view = row(self.freeze, self.export, self.files)
+
+    def say(self, markup: str) -> None:
+        """Show HTML beside the buttons."""
+        self.files.value = markup
+
+    def _freeze_pressed(self) -> None:
+        frozen, path = self._freeze()
+        if self.handles:
+            made = frozen.bundles()
+            self.handles[0].update(made[0], raw=True)
+            self.handles[1].update(made[-1], raw=True)
+            where = "and put under this panel, where the saved notebook keeps it"
+        else:
+            self.frozen_view.value = frozen.html(whole=False)
+            look.show(self.frozen_view, True)
+            where = "and shown below"
+        self.say(f"Frozen: written to <b>{html.escape(str(path))}</b> {where}.")
+
+    def _export_pressed(self) -> None:
+        files = self._export()
+        self.say(links(files, next(iter(files.values())).parent))

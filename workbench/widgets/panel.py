@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import html
-import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pandas as pd
 
 from workbench.devices import find_device
 from workbench.errors import InvalidInput
-from workbench.plots import choose
+from workbench.plots import choose, timed
 from workbench.spec import RunSpec
 from workbench.sweeps.loader import recordings
 from workbench.sweeps.planner import plan
@@ -22,15 +20,14 @@ from workbench.sweeps.presets import PRESETS, preset
 from workbench.sweeps.results import Results
 from workbench.sweeps.spec import SweepSpec
 from workbench.widgets import live, look
-from workbench.widgets.areas import FigureArea, RunBar, row
-from workbench.widgets.export import default_root, export_files, links, results_folder
+from workbench.widgets.areas import FigureArea, KeepRow, RunBar, row
+from workbench.widgets.export import default_root, export_files, results_folder
 from workbench.widgets.frozen import Frozen
-from workbench.widgets.job import EngineHolder, SweepJob
+from workbench.widgets.job import Snapshot, SweepJob
 from workbench.widgets.modes import ModePanel
-from workbench.widgets.words import RECORDED, code_cell, is_headless, plan_line
+from workbench.widgets.runs import Runs
+from workbench.widgets.words import RECORDED, code_cell, is_headless, plan_line, starting_sweep
 
-INTERVAL_S = 0.1
-"""Shortest time between two updates of the page: more than ten a second only fill its queue."""
 LIVE = "live"
 
 
@@ -62,18 +59,10 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             InvalidInput: an unknown preset, or a device that is not here.
         """
         self._device = find_device(device)
-        start = self._start(spec)
-        self._engine = EngineHolder(engine)
+        start = starting_sweep(spec, self._device)
+        self.runs = Runs(engine, began=self._run_began, moved=self._run_moved, ended=self._run_ended)
         self._root = Path(out) if out is not None else default_root()
-        self._lock = threading.RLock()
-        self._generation = 0
-        self._job: SweepJob | None = None
-        self._pump: threading.Thread | None = None
-        self._results: Results | None = None
-        self._shown_sweep: SweepSpec | None = None
-        self._error: BaseException | None = None
         self._frame = pd.DataFrame()
-        self._handles: list[Any] = []
         live.replace(name, self)
         self.modes = ModePanel(sweep_spec=start, device=self._device)
         self._recorded = self._sources(results)
@@ -132,14 +121,12 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         """The results of the last run, or those that are looked at; None before there are any."""
         if self.source.value != LIVE:
             return self._recorded[self.source.value]
-        if self._job is not None and self._results is None:
-            return Results(self._job.snapshot().records)
-        return self._results
+        return self.runs.results
 
     @property
     def running(self) -> bool:
         """Whether a sweep is under way."""
-        return self._job is not None
+        return self.runs.job is not None
 
     # --- what the buttons do -----------------------------------------------------------------------------------
 
@@ -149,34 +136,19 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         Raises:
             InvalidInput: a sweep is running, a field is wrong, or (with `wait`) nothing of it could be built.
         """
-        if self._job is not None:
+        if self.running:
             raise InvalidInput("run: a sweep is running; stop it first, or wait for its end")
         if self.source.value != LIVE:
             raise InvalidInput("run: recorded results are shown; choose live as the source to run")
         sweep = self.modes.check()
         plan(sweep, find_device(sweep.base.device))
         self.bar.say_error(None)
-        self._generation += 1
-        self._results = None
-        self._shown_sweep = sweep
-        generation = self._generation
-        job = SweepJob(
-            sweep, lambda: self._engine.get(sweep.base.device), results_folder(sweep.name, self._root), self._job_ended
-        )
-        self._job = job
-        self._files.value = ""
-        self.bar.set_state("starting")
-        self._buttons()
-        self._draw()
-        job.start()
-        self._pump = threading.Thread(target=self._follow, args=(job, generation), name="panel updates", daemon=True)
-        self._pump.start()
+        self.runs.start(sweep, results_folder(sweep.name, self._root))
         return self.result(timeout_s) if wait else None
 
     def stop(self) -> None:
         """Ask the sweep that is running to end; what was measured is kept. Returns at once."""
-        if self._job is not None and not self._job.stopping:
-            self._job.stop()
+        if self.runs.stop():
             self.bar.set_state("stopping")
             self.bar.stop.disabled = True
 
@@ -187,16 +159,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             InvalidInput: nothing was run yet.
             TimeoutError: it was still running after `timeout_s`.
         """
-        pump = self._pump
-        if pump is not None:
-            pump.join(timeout_s)
-            if pump.is_alive():
-                raise TimeoutError(f"the sweep was still running after {timeout_s} s")
-        if self._error is not None:
-            raise self._error
-        if self._results is None:
-            raise InvalidInput("result: nothing was run yet")
-        return self._results
+        return self.runs.wait(timeout_s)
 
     def run_to_end(self, *, timeout_s: float | None = None) -> Results:
         """Run, wait, export, and give the results; for a notebook without a screen.
@@ -218,10 +181,10 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             notes.insert(0, "Frozen while the sweep was running.")
         if self.source.value != LIVE:
             notes.insert(0, self.source.value)
-        sweep = self._shown_sweep if self.source.value == LIVE else None
+        sweep = self.runs.sweep if self.source.value == LIVE else None
         code, command = (self.code, self.cli) if sweep is None else (code_cell(sweep), sweep.command)
-        baseline = self.figures.chosen_baseline
-        return Frozen(self._frame, code=code, command=command, baseline=baseline, axes=self._axes(), notes=notes)
+        frame, baseline = timed(self._frame, self.figures.timing), self.figures.chosen_baseline
+        return Frozen(frame, code=code, command=command, baseline=baseline, axes=self._axes(), notes=notes)
 
     def export(self, out: str | Path | None = None) -> dict[str, Path]:
         """Write the results in every format; gives name -> path.
@@ -245,28 +208,14 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         if self._closed:
             return
         self._closed = True
-        self._generation += 1  # late messages of a job that still winds down are dropped
         live.forget(self)
-        job = self._job
-        if job is not None:
-            job.stop()  # its thread closes the engine when it is done
-        else:
-            self._engine.close()
-        with self._lock:
+        self.runs.close()
+        with self.runs.lock:
             live.close_tree(self, keep=self.figures.figures)
             self.figures.release()
-        self._handles = []
+        self.keep.handles = []
 
     # --- making ------------------------------------------------------------------------------------------------
-
-    def _start(self, spec: RunSpec | SweepSpec | str | None) -> SweepSpec:
-        if isinstance(spec, SweepSpec):
-            return spec
-        if isinstance(spec, RunSpec):
-            return SweepSpec(base=spec, axes={"num_tokens": (spec.point.num_tokens,)})
-        if spec is None or isinstance(spec, str):
-            return preset(spec or "quick", self._device)
-        raise InvalidInput(f"spec: must be a RunSpec, a SweepSpec or the name of a preset, not {type(spec).__name__}")
 
     def _prefers_recorded(self) -> bool:
         return self._device.type == "cpu" and not is_headless()
@@ -281,6 +230,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
     def _make(self) -> None:
         self.bar = RunBar()
         self.figures = FigureArea(self._guard)
+        self.keep = KeepRow(self._guard, self._freeze_here, self._export_here)
         self.source = ipywidgets.Dropdown(
             options=[(f"live, on {self._device.name}", LIVE), *((name, name) for name in self._recorded)],
             value=LIVE,
@@ -292,21 +242,8 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         )
         self._plan_text = look.text(css="moewb-plan", width="100%")
         self._strip = look.text(width="100%")
-        self.freeze_button = ipywidgets.Button(
-            description="Freeze",
-            icon="camera",
-            tooltip="keep what is shown in the saved notebook: figure, tables, code",
-        )
-        self.export_button = ipywidgets.Button(
-            description="Export", icon="download", tooltip="write JSON lines, Parquet, CSV, Markdown and HTML"
-        )
-        self.freeze_button.layout.width = self.export_button.layout.width = "96px"
-        self._files = look.text(css="moewb-files", padding="0 0 0 8px")
-        self._frozen_text = look.text(css="moewb-frozen", width="100%", display="none")
         self.bar.run.on_click(lambda _: self._guard(self.run))
         self.bar.stop.on_click(lambda _: self._guard(self.stop))
-        self.freeze_button.on_click(lambda _: self._guard(self._freeze_here))
-        self.export_button.on_click(lambda _: self._guard(self._export_here))
         self.source.observe(lambda _: self._guard(self._source_changed), names="value")
         self.preset.observe(lambda _: self._guard(self._preset_chosen), names="value")
 
@@ -321,8 +258,8 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             self.bar.error_view,
             self.figures.view,
             self._strip,
-            row(self.freeze_button, self.export_button, self._files),
-            self._frozen_text,
+            self.keep.view,
+            self.keep.frozen_view,
         ]
 
     def _ipython_display_(self) -> None:
@@ -330,7 +267,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         from IPython.display import display
 
         display(self._repr_mimebundle_(), raw=True)
-        self._handles = [display({"text/html": "", "text/plain": ""}, raw=True, display_id=True) for _ in range(2)]
+        self.keep.handles = [display({"text/html": "", "text/plain": ""}, raw=True, display_id=True) for _ in range(2)]
 
     # --- callbacks ---------------------------------------------------------------------------------------------
 
@@ -362,79 +299,46 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self._replan()
         self._draw()
 
-    def _freeze_here(self) -> None:
+    def _freeze_here(self) -> tuple[Frozen, Path]:
         frozen = self.freeze()
         if not len(frozen.frame):
             raise InvalidInput("freeze: there are no results yet; run a sweep first")
         self.bar.say_error(None)
-        results = self.results
-        folder = results.folder if results is not None and results.folder is not None else None
+        folder = self.results.folder if self.results is not None else None
         path = frozen.save((folder or results_folder(f"{self.sweep_spec.name}-frozen", self._root)) / "freeze.html")
-        if self._handles:
-            made = frozen.bundles()
-            self._handles[0].update(made[0], raw=True)
-            self._handles[1].update(made[-1], raw=True)
-            where = "and put under this panel, where the saved notebook keeps it"
-        else:
-            self._frozen_text.value = frozen.html(whole=False)
-            look.show(self._frozen_text, True)
-            where = "and shown below"
-        self._files.value = f"Frozen: written to <b>{html.escape(str(path))}</b> {where}."
+        return frozen, path
 
-    def _export_here(self) -> None:
+    def _export_here(self) -> dict[str, Path]:
         files = self.export()
         self.bar.say_error(None)
-        folder = next(iter(files.values())).parent
-        self._files.value = links(files, folder)
+        return files
 
-    # --- the job -----------------------------------------------------------------------------------------------
+    # --- the run -----------------------------------------------------------------------------------------------
 
-    def _job_ended(self) -> None:
-        if self._closed:
-            self._engine.close()
+    def _run_began(self) -> None:
+        self.keep.say("")
+        self.bar.set_state("starting")
+        self._buttons()
+        self._draw()
 
-    def _follow(self, job: SweepJob, generation: int) -> None:
-        """Show what the job reports, at most ten times a second, until its end."""
-        seen, cost = -1, 0.0
-        while not job.finished.wait(max(INTERVAL_S, 4 * cost)):
-            began = time.monotonic()
-            snapshot = job.snapshot()
-            if snapshot.version != seen:
-                seen = snapshot.version
-                self._apply(job, generation)
-            cost = time.monotonic() - began
-        self._apply(job, generation)
-        self._finish(job, generation)
+    def _run_moved(self, job: SweepJob, snapshot: Snapshot) -> None:
+        if not job.finished.is_set() and not job.stopping:
+            self.bar.set_state(snapshot.state)
+        if snapshot.progress is not None:
+            self.bar.show_progress(snapshot.progress)
+        if self.source.value == LIVE and len(snapshot.records) != len(self._frame):
+            self._guard(self._draw)
 
-    def _apply(self, job: SweepJob, generation: int) -> None:
-        with self._lock:
-            if generation != self._generation or self._closed:
-                return
-            snapshot = job.snapshot()
-            if not job.finished.is_set() and not job.stopping:
-                self.bar.set_state(snapshot.state)
-            progress = snapshot.progress
-            if progress is not None:
-                self.bar.show_progress(progress)
-            if self.source.value == LIVE and len(snapshot.records) != len(self._frame):
-                self._guard(self._draw)
-
-    def _finish(self, job: SweepJob, generation: int) -> None:
-        with self._lock:
-            if generation != self._generation or self._closed:
-                return
-            self._job = None
-            self._error = job.error
-            self._results = job.results or Results(job.snapshot().records)
-            self.bar.say_error(job.error)
-            if job.results is not None:
-                self.bar.say(job.results.totals())
-                self._files.value = f"Records are in <b>{html.escape(str(job.results.folder))}</b>."
-            self._buttons()
-            if self.source.value == LIVE:
-                self._guard(self._draw)
-            self._guard(self._mark_stale)
-            self.bar.set_state(job.end_state())  # last: who waits for it finds everything in place
+    def _run_ended(self, job: SweepJob) -> None:
+        self.bar.say_error(job.error)
+        if job.results is not None:
+            self.bar.say(job.results.totals())
+            self.keep.say(f"Records are in <b>{html.escape(str(job.results.folder))}</b>.")
+        self._buttons()
+        if self.source.value == LIVE:
+            self._guard(self._draw)
+        self._guard(self._mark_stale)
+        self.bar.set_state(job.end_state())  # last: who waits for it finds everything in place
 
     # --- showing -----------------------------------------------------------------------------------------------
 
@@ -443,7 +347,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self.bar.run.tooltip = "recorded results are shown; choose live as the source to run" * (
             self.source.value != LIVE
         )
-        self.bar.stop.disabled = self._job is None
+        self.bar.stop.disabled = not self.running
 
     def _replan(self) -> None:
         """Say what Run would do, before it is pressed."""
@@ -462,20 +366,20 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         self._plan_text.value = plan_line(made)
 
     def _mark_stale(self) -> None:
-        shown = self._shown_sweep
+        shown = self.runs.sweep
         now = self.modes.sweep_spec
         stale = shown is not None and self.source.value == LIVE and list(shown.points()) != list(now.points())
         self.bar.mark_stale(stale)
 
     def _axes(self) -> list[str] | None:
         """The axes that name a line: fixed from the start, so that names do not change while points come in."""
-        if self.source.value != LIVE or self._shown_sweep is None:
+        if self.source.value != LIVE or self.runs.sweep is None:
             return None
-        return [axis for axis, values in self._shown_sweep.axes.items() if len(values) > 1 and axis != "num_tokens"]
+        return [axis for axis, values in self.runs.sweep.axes.items() if len(values) > 1 and axis != "num_tokens"]
 
     def _draw(self) -> None:
         """Show the results in both figures."""
-        with self._lock:
+        with self.runs.lock:
             results = self.results
             frame = pd.DataFrame() if results is None else results.frame()
             if self.source.value != LIVE:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import html
 import os
 
+from workbench.devices import DeviceInfo
+from workbench.errors import InvalidInput
+from workbench.spec import RunSpec
 from workbench.sweeps.planner import Plan
+from workbench.sweeps.presets import preset
 from workbench.sweeps.spec import SweepSpec
 
 HEADLESS = "MOE_WORKBENCH_HEADLESS"
@@ -14,6 +18,17 @@ HEADLESS = "MOE_WORKBENCH_HEADLESS"
 def is_headless() -> bool:
     """Whether the notebook is run to its end without a screen (`MOE_WORKBENCH_HEADLESS=1`)."""
     return os.environ.get(HEADLESS, "0") not in ("", "0")
+
+
+def starting_sweep(spec: RunSpec | SweepSpec | str | None, device: DeviceInfo) -> SweepSpec:
+    """The sweep that a panel starts with: of a run, the run alone; of a name (default `quick`), that preset."""
+    if isinstance(spec, SweepSpec):
+        return spec
+    if isinstance(spec, RunSpec):
+        return SweepSpec(base=spec, axes={"num_tokens": (spec.point.num_tokens,)})
+    if spec is None or isinstance(spec, str):
+        return preset(spec or "quick", device)
+    raise InvalidInput(f"spec: must be a RunSpec, a SweepSpec or the name of a preset, not {type(spec).__name__}")
 
 
 RECORDED = "the controls choose which are shown. To measure here, choose live as the source."

@@ -38,14 +38,15 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def error_budget(x_TD: torch.Tensor, weights: ExpertWeights, routing: Routing) -> float:
-    """Largest relative error allowed: twice (that of the eager reference in the same dtype, plus what roundings may do).
+    """Largest relative error allowed: twice the eager reference's in the same dtype plus what roundings may do.
 
-    Those are one rounding of the output, and the roundings of a float32 sum in another order than the reference's, which
-    grow with the square root of its terms.
+    Those are one rounding of the output, and the roundings of a float32 sum in another order than the reference's,
+    which grow with the square root of its terms.
     """
     eager = relative_error(fused_experts_reference(x_TD, weights, routing), oracle(x_TD, weights, routing))
     terms = max(weights.hidden_size, weights.intermediate_size)
-    return 2.0 * (eager + torch.finfo(x_TD.dtype).eps / 2 + torch.finfo(torch.float32).eps / 2 * terms**0.5)
+    band = torch.finfo(x_TD.dtype).eps / 2 + torch.finfo(torch.float32).eps / 2 * float(terms) ** 0.5
+    return 2.0 * (eager + float(band))
 
 
 def random_problem(
