@@ -1,4 +1,4 @@
-"""Parts of the panel: the bar with Run and Stop, the two figures with their switches, the row with Freeze and Export."""
+"""Parts of the panel below the modes: plan and progress, figures, strip, freeze and export, and the error."""
 
 from __future__ import annotations
 
