@@ -3,7 +3,7 @@
 import pytest
 import torch
 from moe_kernels import resolve_config
-from moe_kernels.experts.config import INLINE_MAX_ROWS, flatten_config, unflatten_config
+from moe_kernels.experts.config import INLINE_MAX_ROWS, Layout, Target, default_config, flatten_config, unflatten_config
 from moe_kernels.experts.tuned_h200 import TUNED
 
 SGLANG = {
@@ -95,3 +95,18 @@ def test_tuned_entries_are_legal_and_said_to_be_used():
 def test_dtype_is_refused_by_name():
     with pytest.raises(ValueError, match=r"^dtype must be one of fp32, bf16, fp16; got torch.float64"):
         resolve_config(num_tokens=1, num_experts=2, hidden_size=8, intermediate_size=8, top_k=1, dtype=torch.float64)
+
+
+def test_another_gpu_gets_the_rule_and_tiles_that_fit_its_shared_memory():
+    shape = (128, 2048, 768, 8, torch.bfloat16)
+    small = Target("NVIDIA L40S", 101376)
+    for num_tokens in (1, 8, 128, 1024, 4096):
+        config, source = default_config(num_tokens, *shape, small)
+        assert "no tuned entry" in source
+        assert "NVIDIA L40S" in source
+        for gemm, tiles in ((config.up, 2), (config.down, 1)):
+            rows = gemm.block_m + tiles * gemm.block_n
+            if gemm.layout is not Layout.TOKEN:
+                assert gemm.num_stages * rows * gemm.block_k * 2 <= small.shared_bytes
+        assert "Tuned on NVIDIA H200" in default_config(num_tokens, *shape)[1]
+        unflatten_config(tuple(flatten_config(config.as_dict())))

@@ -206,6 +206,7 @@ class _Run:
                 intermediate_size=weights.intermediate_size,
                 top_k=problem.routing.topk_ids.shape[1],
                 dtype=problem.x.dtype,
+                device=problem.x.device,
             )
             resolved |= {"kernel_config": json.dumps(config), "kernel_config_source": source}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -149,36 +149,77 @@ def unflatten_config(flat: tuple[int, ...]) -> ExpertsConfig:
     return ExpertsConfig(up=gemm(flat[0:8]), down=gemm(flat[8:16]), pdl=bool(flat[16]))
 
 
+class Target(NamedTuple):
+    """What of a GPU decides about tiles: its name and the shared memory, in bytes, that one block may take."""
+
+    name: str
+    shared_bytes: int
+
+
+H200 = Target("NVIDIA H200", 232448)
+
+
+@functools.cache
+def target_of(device: torch.device) -> Target:
+    """The GPU that ``device`` is; a device that is none (interpreted kernels) counts as an H200."""
+    if device.type != "cuda":
+        return H200
+    found = torch.cuda.get_device_properties(device)
+    # What a kernel may opt in to; the plain limit is 48 KiB everywhere.
+    return Target(found.name, int(getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)))
+
+
 @functools.lru_cache(maxsize=1024)
 def default_config(
-    num_tokens: int, num_experts: int, hidden_size: int, intermediate_size: int, top_k: int, dtype: torch.dtype
+    num_tokens: int,
+    num_experts: int,
+    hidden_size: int,
+    intermediate_size: int,
+    top_k: int,
+    dtype: torch.dtype,
+    target: Target = H200,
 ) -> tuple[ExpertsConfig, str]:
-    """The configuration used where none is given, and one sentence on where it came from."""
+    """The configuration used where none is given, and one sentence on where it came from.
+
+    Tuned entries serve the GPU they were measured on; another gets the default rule, with as many stages as its shared
+    memory holds.
+    """
     name = DTYPE_NAME[dtype]
     shape = (num_experts, hidden_size, intermediate_size, top_k)
     tuned = TUNED.get((*shape, name))
     problem = f"E={num_experts}, D={hidden_size}, F={intermediate_size}, K={top_k}, {name}"
-    if tuned:
+    if tuned and "H200" in target.name:
         # The next larger tuned count serves; its layout is then legal for fewer rows too.
         nearest = min((m for m in tuned if m >= num_tokens), default=max(tuned))
         config = unflatten_config(tuple(flatten_config(tuned[nearest])))
         exact = "" if nearest == num_tokens else f", nearest tuned count to {num_tokens}"
         return config, f"Tuned on NVIDIA H200 for {problem} at {nearest} tokens{exact}."
-    config = _heuristic(num_tokens, *shape, dtype)
-    return config, f"Default rule: no tuned entry for {problem}."
+    config = _fit(_heuristic(num_tokens, *shape, dtype), dtype, target.shared_bytes)
+    where = f" on {target.name}" if tuned else ""
+    return config, f"Default rule: no tuned entry for {problem}{where}."
 
 
 def resolve_config(
-    *, num_tokens: int, num_experts: int, hidden_size: int, intermediate_size: int, top_k: int, dtype: torch.dtype
+    *,
+    num_tokens: int,
+    num_experts: int,
+    hidden_size: int,
+    intermediate_size: int,
+    top_k: int,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> ResolvedConfig:
     """Say which tile configuration the Triton implementation takes for a problem when ``config`` is None.
+
+    ``device`` is the GPU it is for; None means an H200.
 
     Raises:
         ValueError: ``dtype`` is none of float32, bfloat16, float16.
     """
     if dtype not in DTYPE_NAME:
         raise ValueError(f"dtype must be one of {', '.join(DTYPE_NAME.values())}; got {dtype}.")
-    config, source = default_config(num_tokens, num_experts, hidden_size, intermediate_size, top_k, dtype)
+    target = H200 if device is None else target_of(device)
+    config, source = default_config(num_tokens, num_experts, hidden_size, intermediate_size, top_k, dtype, target)
     return ResolvedConfig(config.as_dict(), source)
 
 
@@ -207,6 +248,25 @@ def _heuristic(tokens: int, experts: int, hidden: int, ffn: int, top_k: int, dty
         up = _gemm(Layout.SORTED, 128, 128, 64, 16, 8, 3)
         down = _gemm(Layout.SORTED, 128, 256, 64, 16, 8, 3)
     return ExpertsConfig(up=up, down=down, pdl=False)
+
+
+def _fit(config: ExpertsConfig, dtype: torch.dtype, shared_bytes: int) -> ExpertsConfig:
+    """Take away stages, then columns, until the tiles in flight fit the shared memory."""
+
+    def fit(gemm: GemmConfig, tiles_of_w: int) -> GemmConfig:
+        while gemm.layout is not Layout.TOKEN:
+            rows = gemm.block_m + tiles_of_w * gemm.block_n
+            if gemm.num_stages * rows * gemm.block_k * dtype.itemsize + 4096 <= shared_bytes:
+                break
+            if gemm.num_stages > 2:
+                gemm = replace(gemm, num_stages=gemm.num_stages - 1)
+            elif gemm.block_n > 16:
+                gemm = replace(gemm, block_n=gemm.block_n // 2)
+            else:
+                break
+        return gemm
+
+    return replace(config, up=fit(config.up, 2), down=fit(config.down, 1))
 
 
 def _columns(total: int) -> int:

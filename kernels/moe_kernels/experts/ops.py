@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_kernels.experts.config import default_config, unflatten_config
+from moe_kernels.experts.config import default_config, target_of, unflatten_config
 from moe_kernels.experts.support import TRITON_INTERPRETED
 
 _LIBRARY = torch.library.Library("moe_kernels", "FRAGMENT")
@@ -30,7 +30,8 @@ def _launch(
     if config:
         chosen = unflatten_config(tuple(config))
     else:
-        chosen, _ = default_config(x.shape[0], w1.shape[0], x.shape[1], w2.shape[2], topk_ids.shape[1], x.dtype)
+        shape = (x.shape[0], w1.shape[0], x.shape[1], w2.shape[2], topk_ids.shape[1])
+        chosen, _ = default_config(*shape, x.dtype, target_of(x.device))
     if x.is_cuda and x.device.index != torch.cuda.current_device():
         with torch.cuda.device(x.device):
             return launch_experts(x, w1, w2, topk_weights, topk_ids, chosen)
