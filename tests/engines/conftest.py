@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from moe_kernels import Impl, backends, unregister_backend
 
 from workbench.engines.local import LocalEngine
 from workbench.record import Record
@@ -178,3 +179,11 @@ def gone() -> Callable[..., None]:
         wait_for(lambda: all(map(dead, pids)), timeout_s, f"processes {pids} to be gone")
 
     return wait
+
+
+@pytest.fixture(autouse=True)
+def no_backend_is_left_behind() -> Iterator[None]:
+    """Backends that a test registers in this process are gone after it."""
+    yield
+    for name in backends()[len(Impl) :]:
+        unregister_backend(name)
