@@ -18,6 +18,7 @@ import pytest
 import workbench
 from workbench.errors import InvalidInput
 from workbench.spec import RunSpec
+from workbench.sweeps.loader import recordings
 from workbench.sweeps.spec import SweepSpec
 from workbench.widgets import Frozen, SweepPanel, Workbench
 from workbench.widgets.runs import Runs
@@ -409,3 +410,18 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
         "p.freeze()\nsys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+
+
+def test_the_shipped_recordings_open_on_one_model_with_a_legible_number_of_lines(make_panel: Make) -> None:
+    shipped = recordings()
+    assert len(shipped.records) > 500
+    panel = make_panel(results=shipped)
+    chosen = panel.modes.selection()
+    assert len(chosen["model"]) == len(chosen["routing"]) == len(chosen["quant"]) == 1
+    assert chosen["quant"] == ("bf16",)
+    traces = panel.figures.figures[0].data
+    lines = [trace for trace in traces if trace.visible is True and trace.mode == "lines+markers"]
+        trace for trace in panel.figures.figures[0].data if trace.visible is True and trace.mode == "lines+markers"
+    ]
+    assert 4 <= len(lines) <= 12
+    assert all(any(y is not None for y in line.y) for line in lines)

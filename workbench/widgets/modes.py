@@ -12,6 +12,7 @@ from workbench.devices import DeviceInfo, find_device
 from workbench.errors import InvalidInput
 from workbench.models.shapes import PRESETS
 from workbench.modes import BUILTIN_BACKENDS, L2, Cache, Compile, Graph, Quant, RoutingKind
+from workbench.plots.style import SLOTS
 from workbench.spec import RunSpec
 from workbench.sweeps.spec import SweepSpec
 from workbench.widgets import look
@@ -143,9 +144,13 @@ class ModePanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no t
             self._show(self.sweep_spec)
         else:
             self._recorded = {name: set(frame[name].tolist()) for name in self._rows if name in frame}
+            lines = frame[[name for name in self._rows if name in frame and name != "num_tokens"]]
+            many = len(lines.drop_duplicates()) > SLOTS
+            first = _best_covered(frame) if many else frame
             for name, row in self._rows.items():
-                present = sorted(self._recorded[name], key=_place(row.values))
-                row.select(present[:1] if name in ("model", "routing", "l2", "cache") else present)
+                present = sorted(set(first[name].tolist()) if name in first else (), key=_place(row.values))
+                single = name in ("model", "routing", "l2", "cache")
+                row.select(present[:1] if single else present[:2] if many and name == "compile" else present)
         for part in (self._numbers, self._path, self._more_tokens):
             look.show(part, frame is None)
         self._refuse()
@@ -281,6 +286,16 @@ class ModePanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no t
             return  # the plan says what is wrong with the model; the modes are left as they were
         for name, row in self._rows.items():
             row.disable(reasons.get(name, {}))
+
+
+def _best_covered(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows to show first: one model, format, routing and cache state, each the one with most measured points."""
+    rows = frame[frame["latency_us"].notna()]
+    rows = frame if rows.empty else rows
+    for name in ("quant", "routing", "l2", "cache", "model"):
+        if name in rows and rows[name].nunique() > 1:
+            rows = rows[rows[name] == rows[name].value_counts().idxmax()]
+    return rows
 
 
 def _place(values: Sequence[Any]) -> Any:
