@@ -21,8 +21,9 @@ def choices(values: Iterable[object]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def sentence(error: ValidationError) -> str:
-    """Turn pydantic's report into one line, the field's dotted name first."""
+def sentence(error: ValidationError, fields: Iterable[str] = ()) -> str:
+    """Turn pydantic's report into one line, the field's dotted name first; `fields`: those of the outermost value."""
+    known = list(fields)
     parts = []
     for item in error.errors(include_url=False):
         nested = item.get("ctx", {}).get("error")
@@ -31,7 +32,10 @@ def sentence(error: ValidationError) -> str:
             continue
         field = ".".join(str(step) for step in item["loc"]) or "input"
         if item["type"] == "extra_forbidden":
-            parts.append(f"{field}: no such field")
+            there = f"; there are {choices(known)}" if known and len(item["loc"]) == 1 else ""
+            parts.append(f"{field}: no such field{there}")
+        elif item["type"] == "missing":
+            parts.append(f"{field}: is missing")
         else:
             given = repr(item["input"])
             given = given if len(given) <= 60 else given[:57] + "..."

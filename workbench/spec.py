@@ -27,7 +27,7 @@ class Frozen(BaseModel):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            raise InvalidInput(sentence(error)) from None
+            raise InvalidInput(sentence(error, type(self).model_fields)) from None
 
     # Tells pydantic that parts of a larger value need not come through here: thousands of records load twice as fast.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

@@ -143,7 +143,7 @@ def _backend(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> list[Reaso
         )
     else:
         allowed = choices([*BUILTIN_BACKENDS, "your own as package.module:function"])
-        sentences = [f"There is no backend {name!r}; allowed are {allowed}."]
+        sentences = [f"moe_backend: must be {allowed}, not {name!r}."]
     return [Reason("moe_backend", _ended(text)) for text in sentences]
 
 

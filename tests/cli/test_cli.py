@@ -20,6 +20,7 @@ from workbench.cli import app, commands
 from workbench.cli.environment import cached_roofs
 from workbench.cli.options import HELP, flag
 from workbench.devices import DeviceInfo
+from workbench.errors import InvalidInput
 from workbench.record import Record, Status
 from workbench.spec import FIELDS, RunSpec
 from workbench.sweeps import planner, runner
@@ -154,9 +155,11 @@ def commands_wrapped(function: Any) -> Any:
         (["show", "none"], "path: none does not exist; must be a results folder, a .jsonl or a .parquet file"),
         (["show", "."], "path: . holds no records.jsonl; must be a results folder, a .jsonl or a .parquet file"),
         (["export", "none", "--format", "csv", "--out", "x"], "path: none does not exist"),
+        (["sweep", "--resume", "--name", "typo"], "name: results/typo holds no sweep to resume; describe it with "),
+        (["lab", "--port", "abc"], "Invalid value for '--port': "),
         (["run", "--speed", "9"], "No such option: --speed"),
         (["fly"], "No such command 'fly'"),
-        (["show"], "Missing parameter: path"),
+        (["show"], "Missing argument 'path'; --help lists what there is"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(engines: Engines, argv: list[str], sentence: str) -> None:
@@ -194,7 +197,9 @@ def test_a_sweep_writes_its_files_and_ends_with_a_table(engines: Engines) -> Non
     assert all(f"{folder / name}  " in result.stdout for name in files)
     assert "4 ok, 0 failed, 0 unsupported" in result.stdout
     assert "44.0 us" in result.stdout
-    assert "[4/4]" in result.stderr
+    points = [line.partition("] ")[2] for line in result.stderr.splitlines() if line.startswith("[")]
+    assert points[0].startswith("fp32, 1 token: ok, 44.0 us (")
+    assert points[3].startswith("bf16, 16 tokens: ok, 52.0 us (")
     assert engines.engine.closed == 1
     assert SweepSpec.from_file(folder / "sweep.json").name == "first"
     assert load(folder / "records.parquet").records == load(folder).records
@@ -215,6 +220,22 @@ def test_failed_points_are_reported_and_the_sweep_is_still_done(engines: Engines
     assert re.fullmatch(r"sweep-\d{8}-\d{6}", next(Path("results").iterdir()).name)
 
 
+def test_a_sweep_in_which_nothing_ran_ends_with_1(engines: Engines) -> None:
+    engines.engine.answer = lambda spec: failed_record(spec, Status.RUNTIME_ERROR, "no such instruction")
+    result = RUNNER.invoke(app, SMALL)
+    assert result.exit_code == 1
+    assert "0 ok, 4 failed, 0 unsupported" in result.stdout
+
+
+def test_what_is_no_spec_or_path_is_one_sentence() -> None:
+    with pytest.raises(InvalidInput, match="spec: must be a SweepSpec, not str"):
+        workbench.sweep("x")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="spec: must be a RunSpec, not int"):
+        workbench.run(3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"path: must be a results folder, .* not int"):
+        workbench.load(5)  # type: ignore[arg-type]
+
+
 def test_ctrl_c_ends_with_130_and_resume_finishes(engines: Engines) -> None:
     def interrupt(spec: RunSpec) -> Record | None:
         if spec.modes.quant == "bf16":
@@ -233,10 +254,23 @@ def test_ctrl_c_ends_with_130_and_resume_finishes(engines: Engines) -> None:
     assert [spec.modes.quant for spec in engines.engine.ran[:2]] == ["bf16", "bf16"]
     assert "4 ok, 0 failed, 0 unsupported" in by_name.stdout
     engines.engine = StandIn()
+    other = RUNNER.invoke(app, ["sweep", "--resume", "--name", folder.name, "--samples", "9"])
+    assert (other.exit_code, engines.engine.ran) == (2, [])  # an option is never passed over
+    assert f"resume: results/{folder.name} holds another sweep" in other.stderr
     newest = RUNNER.invoke(app, [*SMALL, "--resume"])
     assert newest.exit_code == 0, newest.stderr
     assert engines.engine.ran == []
     assert [path.name for path in Path("results").iterdir()] == [folder.name]
+
+
+def test_the_line_that_finishes_a_sweep_is_quoted_for_the_shell(engines: Engines) -> None:
+    def interrupt(spec: RunSpec) -> Record | None:
+        raise KeyboardInterrupt
+
+    engines.engine.answer = interrupt
+    result = RUNNER.invoke(app, [*SMALL, "--out", "my results", "--name", "first"])
+    assert result.exit_code == 130
+    assert "to finish: workbench sweep --resume --out 'my results' --name first\n" in result.stderr
 
 
 def test_an_unwritable_folder_is_one_sentence(engines: Engines) -> None:
@@ -316,6 +350,6 @@ def test_env_reads_the_roofs_of_an_earlier_run(monkeypatch: pytest.MonkeyPatch, 
 def test_control_characters_of_a_record_never_reach_the_terminal(engines: Engines) -> None:
     engines.engine.answer = lambda spec: failed_record(spec, Status.RUNTIME_ERROR, "bad \x1b[31m\x07 [red]markup[/red]")
     result = RUNNER.invoke(app, SMALL)
-    assert result.exit_code == 0, result.stderr
+    assert result.exit_code == 1  # nothing was measured
     assert "\x1b" not in result.stdout + result.stderr
     assert "bad ?[31m? [red]markup[/red]" in result.stdout

@@ -94,11 +94,9 @@ def test_where_locks_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("MOE_WORKBENCH_LOCK_DIR", str(tmp_path / "own"))
     assert lock_folder() == tmp_path / "own"
     monkeypatch.delenv("MOE_WORKBENCH_LOCK_DIR")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert lock_folder() == tmp_path / "moe-workbench-locks"
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temp"))
-    assert lock_folder() == tmp_path / "temp" / "moe-workbench-locks"
+    for name in ("XDG_RUNTIME_DIR", "TMPDIR"):  # of one login or one job: another would look for the lock elsewhere
+        monkeypatch.setenv(name, str(tmp_path))
+    assert lock_folder() == Path("/tmp/moe-workbench-locks")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")

@@ -60,7 +60,12 @@ def test_what_runs(device: DeviceInfo, values: dict[str, Any]) -> None:
         (H200, {"compile": "reduce-overhead", "graph": "full"}, "graph", "cannot stand inside"),
         (H200, {"moe_backend": "reference", "graph": "full"}, "moe_backend", "a CUDA graph cannot capture"),
         (H200, {"moe_backend": "torch_grouped_mm", "quant": "fp16"}, "moe_backend", "takes bf16 only"),
-        (H200, {"moe_backend": "nonesuch"}, "moe_backend", "reference, torch_grouped_mm, triton or your own"),
+        (
+            H200,
+            {"moe_backend": "nonesuch"},
+            "moe_backend",
+            "moe_backend: must be reference, torch_grouped_mm, triton or your",
+        ),
         (H200, {"moe_backend": "no_such_module:f"}, "moe_backend", "cannot be found"),
         (H200, {"moe_backend": "json:not a name"}, "moe_backend", "package.module:function"),
         (H200, {"model": "deepseek-v3", "routing": "model", "quant": "bf16"}, "routing", "router"),

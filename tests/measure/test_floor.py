@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.devices import Datasheet
+from workbench.devices import Datasheet, datasheet
 from workbench.measure.floor import SampleWork, implausible_reason, sample_work, weigh
 from workbench.models.shapes import model_shape
 from workbench.modes import L2, Quant
@@ -51,6 +51,13 @@ def test_without_roofs_there_is_no_share() -> None:
     assert found.floor_us is None
     assert found.floor_share is None
     assert found.bound is None
+
+
+def test_the_fastest_board_of_a_name_is_its_datasheet() -> None:
+    sheet = datasheet("NVIDIA H100 NVL")
+    assert sheet is not None
+    assert sheet.read == 3.94e12
+    assert datasheet("NVIDIA H2000") is None
 
 
 @pytest.mark.parametrize(

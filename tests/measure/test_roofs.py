@@ -28,15 +28,24 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     return calls
 
 
-def test_measured_once_and_kept(tmp_path: Path, measured: list[torch.device]) -> None:
+GPU = DeviceInfo(type="cuda", name="Some GPU", torch_device="cuda:0")
+
+
+def test_a_gpu_is_measured_once_and_kept(tmp_path: Path, measured: list[torch.device]) -> None:
     folder = tmp_path / "new" / "folder"
-    assert find_roofs(CPU, folder) == MADE_UP
-    assert find_roofs(CPU, folder) == MADE_UP
-    assert measured == [torch.device("cpu")]
-    assert [path.name for path in folder.iterdir()] == ["roofs-cpu.json"]
-    other = DeviceInfo(type="cpu", name="Another CPU", torch_device="cpu")
+    assert find_roofs(GPU, folder) == MADE_UP
+    assert find_roofs(GPU, folder) == MADE_UP
+    assert measured == [torch.device("cuda:0")]
+    assert [path.name for path in folder.iterdir()] == ["roofs-cuda-0.json"]
+    other = DeviceInfo(type="cuda", name="Another GPU", torch_device="cuda:0")
     find_roofs(other, folder)
     assert len(measured) == 2
+
+
+def test_a_cpu_that_was_busy_once_does_not_look_slow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = iter([3.0, 9.0, 4.0])
+    monkeypatch.setattr(roofs, "measure_roofs", lambda device: dict.fromkeys(NAMES, next(rates)))
+    assert [find_roofs(CPU, tmp_path)["read"] for _ in range(3)] == [3.0, 9.0, 9.0]
 
 
 @pytest.mark.parametrize(
@@ -51,11 +60,11 @@ def test_measured_once_and_kept(tmp_path: Path, measured: list[torch.device]) ->
     ],
 )
 def test_a_spoilt_file_is_measured_again(tmp_path: Path, measured: list[torch.device], spoil: object) -> None:
-    find_roofs(CPU, tmp_path)
-    path = tmp_path / "roofs-cpu.json"
+    find_roofs(GPU, tmp_path)
+    path = tmp_path / "roofs-cuda-0.json"
     text = path.read_text(encoding="utf-8")
     path.write_text(spoil(text), encoding="utf-8")  # type: ignore[operator]
-    assert find_roofs(CPU, tmp_path) == MADE_UP
+    assert find_roofs(GPU, tmp_path) == MADE_UP
     assert len(measured) == 2
     assert path.read_text(encoding="utf-8") == text
 

@@ -13,10 +13,11 @@ from workbench.record import Metric, Status
 from workbench.report.compare import default_baseline, parse_baseline, speedups
 from workbench.report.page import page
 from workbench.report.summary import MOST_ROWS, code, escape, summary
-from workbench.report.table import failures, microseconds, results_table
+from workbench.report.table import failures, results_table
 from workbench.spec import RunSpec
 from workbench.sweeps.results import Results
 from workbench.sweeps.spec import SweepSpec
+from workbench.units import microseconds
 
 SWEEP = SweepSpec(
     axes={"quant": ["fp32", "bf16"], "moe_backend": ["reference", "torch_grouped_mm"], "num_tokens": [1, 16]}
@@ -168,7 +169,7 @@ def test_the_summary_is_markdown_that_can_be_pasted() -> None:
     assert len(rows) == 9
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
     assert r"| fp32 | reference | 1 | 40.0 us | 39.7 us to 40.3 us | 0.25x | 0.25 | 1.0e-03 | ok |" in rows
-    assert r"- **out\_of\_memory**, 1: needs 99 GiB<br>" in text
+    assert "- **out_of_memory**, 1: needs 99 GiB<br>" in text
     assert text.count("<details>") == text.count("</details>") == 1
 
 
@@ -210,6 +211,7 @@ def test_strings_of_a_record_never_become_markdown() -> None:
 
 def test_escapes() -> None:
     assert escape("a|b\n<c> *d* `e` #1") == r"a\|b &lt;c&gt; \*d\* \`e\` \#1"
+    assert escape("moe_backend _a_ b__c") == r"moe_backend \_a\_ b\_\_c"
     assert code("a`b``c") == "```a`b``c```"
     assert code("`x`") == "`` `x` ``"
 

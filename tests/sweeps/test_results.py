@@ -139,7 +139,7 @@ def test_filters_and_sums() -> None:
             "describes a sweep and holds no results",
         ),
         ("x.jsonl", b'{"version": 7}\n', "x.jsonl, line 1: version: must be 1, not 7"),
-        ("x.jsonl", b'{"status": "ok"}\n', "x.jsonl, line 1: spec: Field required"),
+        ("x.jsonl", b'{"status": "ok"}\n', "x.jsonl, line 1: spec: is missing; environment: is missing"),
         (
             "x.jsonl",
             b'{"version": ' + b"[" * 100_000 + b"\n{}\n",

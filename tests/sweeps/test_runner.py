@@ -289,7 +289,7 @@ def test_the_anchor_shows_drift(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [r.anchor for r in results.records] == [False, False, False, True, False, False, False, True]
     assert {r.spec for r in results.records if r.anchor} == {first}
     assert results.notes == (
-        "Drift: the anchor point took 10 us at the start and 13 us at the last repeat (+30.0%), "
+        "Drift: the anchor point took 10.0 us at the start and 13.0 us at the last repeat (+30.0%), "
         "outside its noise: the machine drifted.",
     )
     assert results.totals() == "6 ok, 0 failed, 0 unsupported"

@@ -73,7 +73,7 @@ def test_subjects_change_slowest_and_tokens_fastest() -> None:
         ({"axes": {"seed": list(range(400)), "samples": list(range(1, 400))}}, "axes: 159,600 points are too many"),
         ({"base": {"top_k": 0}}, "top_k: must be a whole number of at least 1, not 0"),
         ({"name": "../up"}, "name: must be 1 to 80 letters"),
-        ({"speed": 9}, "speed: no such field"),
+        ({"speed": 9}, "speed: no such field; there are version, name, axes or base"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(data: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -421,7 +421,5 @@ def test_the_shipped_recordings_open_on_one_model_with_a_legible_number_of_lines
     assert chosen["quant"] == ("bf16",)
     traces = panel.figures.figures[0].data
     lines = [trace for trace in traces if trace.visible is True and trace.mode == "lines+markers"]
-        trace for trace in panel.figures.figures[0].data if trace.visible is True and trace.mode == "lines+markers"
-    ]
     assert 4 <= len(lines) <= 12
     assert all(any(y is not None for y in line.y) for line in lines)

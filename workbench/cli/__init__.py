@@ -29,7 +29,8 @@ class Commands(TyperGroup):
                 typer.echo(str(error), err=True)
                 code = BAD_INPUT
             else:
-                code = _say(f"{str(error).rstrip('.')}; --help lists what there is", BAD_INPUT)
+                text = str(getattr(error, "format_message", error.__str__)())  # unlike str(error) it names the option
+                code = _say(f"{text.rstrip('.')}; --help lists what there is", BAD_INPUT)
         except InvalidInput as error:
             code = _say(str(error), BAD_INPUT)
         except DeviceBusy as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from workbench.errors import InvalidInput
 from workbench.modes import BUILTIN_BACKENDS, Compile, Graph, Quant, RoutingKind
 from workbench.record import Status
 from workbench.report.compare import parse_baseline
-from workbench.report.table import FROM_IDLE, microseconds
+from workbench.report.table import FROM_IDLE
 from workbench.spec import RunSpec
 from workbench.support import find_reasons
 from workbench.sweeps.planner import plan
@@ -23,6 +24,7 @@ from workbench.sweeps.presets import PRESETS, preset
 from workbench.sweeps.results import WRITERS
 from workbench.sweeps.spec import SweepSpec, parse_axes
 from workbench.sweeps.store import SWEEP
+from workbench.units import microseconds
 
 Texts = Optional[list[str]]  # noqa: UP045 - typer reads these at run time
 Text = Optional[str]  # noqa: UP045
@@ -103,8 +105,12 @@ def run_sweep(
     """Run every combination of axes, keeping each result at once; Ctrl-C keeps what there is."""
     import workbench
 
-    described = preset_name is not None or file is not None or axis
-    if resume and name is not None and not described and (out / name / SWEEP).is_file():
+    described = preset_name is not None or file is not None or axis or given
+    if resume and name is not None and not described:
+        if not (out / name / SWEEP).is_file():
+            raise InvalidInput(
+                f"name: {out / name} holds no sweep to resume; describe it with --preset, --file or --axis"
+            )
         spec = SweepSpec.from_file(out / name / SWEEP)
     else:
         spec = _sweep(given, preset_name, file, parse_axes(axis or []), name)
@@ -124,9 +130,14 @@ def run_sweep(
         for path in sorted(results.folder.iterdir()):
             say(f"{path}  {path.stat().st_size:,} bytes")
     if results.interrupted:
-        again = f"workbench sweep --resume --out {out} --name {results.folder.name}" if results.folder else ""
-        say(f"Interrupted; to finish: {again}", error=True)
+        again = ""
+        if results.folder is not None:  # not `out`, where a full disk moved the records elsewhere
+            place = ["--out", str(results.folder.parent), "--name", results.folder.name]
+            again = f"; to finish: {shlex.join(['workbench', 'sweep', '--resume', *place])}"
+        say(f"Interrupted{again}", error=True)
         raise typer.Exit(130)
+    if results.records and not any(record.status.measured for record in results.records):
+        raise typer.Exit(1)
 
 
 def _sweep(

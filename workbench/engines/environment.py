@@ -41,7 +41,10 @@ def cores() -> int | None:
 
 @cache
 def checkout_commit() -> str | None:
-    """The commit of the checkout that the package runs from; None where it is installed, or git has no answer."""
+    """The commit of the checkout that the package runs from, with `-changed` where files differ from it.
+
+    None where the package is installed, or git has no answer.
+    """
     top = Path(workbench.__file__).resolve().parent.parent
     try:
         said = subprocess.run(
@@ -54,7 +57,10 @@ def checkout_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     # A package installed below some other repository must not take that one's commit.
-    return said[1] if len(said) > 1 and Path(said[0]).resolve() == top else None
+    if len(said) < 2 or Path(said[0]).resolve() != top:
+        return None
+    changed = subprocess.run(["git", "-C", str(top), "diff", "--quiet", "HEAD"], capture_output=True, check=False)
+    return said[1] + ("-changed" if changed.returncode == 1 else "")
 
 
 def with_clocks(environment: Environment) -> Environment:

@@ -17,12 +17,16 @@ from workbench.record import now
 
 
 def lock_folder() -> Path:
-    """`$MOE_WORKBENCH_LOCK_DIR`, else a folder in `$XDG_RUNTIME_DIR`, else one for every user in the temp folder."""
+    """`$MOE_WORKBENCH_LOCK_DIR`, else one in `/tmp` (the temp folder where there is none).
+
+    Never a place that differs from user to user or from login to job, such as `$XDG_RUNTIME_DIR` or `$TMPDIR`: two
+    processes that look in two folders would both take the device.
+    """
     own = os.environ.get("MOE_WORKBENCH_LOCK_DIR")
     if own:
         return Path(own)
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime if runtime and Path(runtime).is_dir() else tempfile.gettempdir()) / "moe-workbench-locks"
+    shared = Path("/tmp")
+    return (shared if shared.is_dir() else Path(tempfile.gettempdir())) / "moe-workbench-locks"
 
 
 def lock_name(device: DeviceInfo) -> str:
@@ -51,7 +55,11 @@ class DeviceLock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(OSError):
                 self.path.parent.chmod(0o1777)  # shared by the users of a machine, like the temp folder itself
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            flags = os.O_RDWR | os.O_NOFOLLOW
+            try:  # a kernel with fs.protected_regular lets nobody "create" what another user has made there
+                file = os.open(self.path, flags)
+            except FileNotFoundError:
+                file = os.open(self.path, flags | os.O_CREAT, 0o666)
             with suppress(OSError):
                 os.chmod(self.path, 0o666)
         except OSError as error:

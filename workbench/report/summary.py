@@ -12,7 +12,8 @@ from workbench.sweeps.results import Results
 
 MOST_ROWS = 40  # more are folded away, so that a pull request stays readable
 MOST_NAMES = 8
-_MARKUP = re.compile(r"([\\`*_{}\[\]|~#!])")
+# An underscore between letters or digits marks nothing up, and a name stays legible in the source without a backslash.
+_MARKUP = re.compile(r"([\\`*{}\[\]|~#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
 def escape(text: str) -> str:

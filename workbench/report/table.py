@@ -14,6 +14,7 @@ from workbench.report.compare import default_baseline, speedups
 from workbench.spec import FIELDS
 from workbench.sweeps.results import Results
 from workbench.sweeps.spec import AXES
+from workbench.units import microseconds
 
 FROM_IDLE = "from idle"
 IDLE_WORDS = "median time from an idle device, host launches included"
@@ -48,22 +49,6 @@ def text_of(value: object) -> str:
     if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
         return ""
     return str(value)
-
-
-def microseconds(value: float) -> str:
-    """`870 ns`, `12.3 us`, `4.56 ms`, `1.2 s`; empty for NaN."""
-    if math.isnan(value):
-        return ""
-    for limit, factor, unit in ((0.9995, 1e3, "ns"), (999.5, 1.0, "us"), (999.5e3, 1e-3, "ms")):
-        if value < limit:
-            return f"{_three(value * factor)} {unit}"
-    return f"{_three(value * 1e-6)} s"
-
-
-def _three(value: float) -> str:
-    if value == 0:
-        return "0"
-    return f"{value:.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")
 
 
 def varying(frame: pd.DataFrame) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from workbench.record import Metric, Record, Status
+from workbench.units import microseconds
 
 EVERY = 24  # measured points between two repeats; repeats happen only where the set of modes changes
 
@@ -44,10 +45,12 @@ class Anchor:
         start, end = self.first.metrics["latency"], self.last
         change = end.median / start.median - 1
         tie = end.p10 <= start.p90 and start.p10 <= end.p90
-        verdict = "within its noise" if tie else "outside its noise: the machine drifted"
+        verdict = (
+            "within its noise, as the bands p10 to p90 overlap" if tie else "outside its noise: the machine drifted"
+        )
         return (
-            f"Drift: the anchor point took {start.median:.4g} {start.unit} at the start and "
-            f"{end.median:.4g} {end.unit} at the last repeat ({change:+.1%}), {verdict}."
+            f"Drift: the anchor point took {microseconds(start.median)} at the start and "
+            f"{microseconds(end.median)} at the last repeat ({change:+.1%}), {verdict}."
         )
 
 

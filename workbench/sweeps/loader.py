@@ -106,6 +106,8 @@ def load(path: str | Path) -> Results:
     Raises:
         InvalidInput: nothing there, another kind of file, another version, a broken record; the sentence says which.
     """
+    if not isinstance(path, str | Path):
+        raise InvalidInput(f"path: must be {KINDS}, or a glob of them, not {type(path).__name__}")
     given = Path(path)
     if given.is_dir():
         return _folder(given)

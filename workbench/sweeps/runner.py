@@ -21,6 +21,7 @@ from workbench.sweeps.keeper import EXPORTS, Keeper, final_keys
 from workbench.sweeps.planner import Find, Plan, PlannedPoint, plan
 from workbench.sweeps.results import Results
 from workbench.sweeps.spec import SweepSpec
+from workbench.units import microseconds
 
 
 class Engine(Protocol):
@@ -92,6 +93,8 @@ def run(spec: RunSpec, engine: Any = None, progress: Callable[[str, str], None] 
         DeviceBusy: another process holds the device.
         InvalidInput: a device that is not here, or a model that is none.
     """
+    if not isinstance(spec, RunSpec):
+        raise InvalidInput(f"spec: must be a RunSpec, not {type(spec).__name__}")
     used, opened = open_engine(engine, spec.device)
     try:
         return used.run(spec, progress=progress)
@@ -128,6 +131,8 @@ def sweep(
         InvalidInput: nothing of it can be built, or the folder cannot be used.
         DeviceBusy: another process holds the device and nothing was measured.
     """
+    if not isinstance(spec, SweepSpec):
+        raise InvalidInput(f"spec: must be a SweepSpec, not {type(spec).__name__}")
     device = find_device(spec.base.device)
     planned = plan(spec, device, find=find)
     keeper = Keeper(spec, Path(out) if out is not None else None, resume=resume)
@@ -263,10 +268,18 @@ class _Job:
         self.keeper.add(record)
         self._learn(record)
         self._count(record)
-        what = f"{record.spec.point.num_tokens} tokens: {record.status}"
+        what = f"{self._name(record.spec)}: {record.status}"
         latency = record.latency_us
-        what += f", {latency:.4g} us" if latency is not None else f", {record.reason}"
+        what += f", {microseconds(latency)}" if latency is not None else f", {record.reason}"
         self.report("done" if record.status.measured else "failed", what, record)
+
+    def _name(self, spec: RunSpec) -> str:
+        """The point by what varies in this sweep, the number of tokens last."""
+        flat, tokens = spec.flat(), spec.point.num_tokens
+        varying = [name for name, values in self.plan.sweep.axes.items() if len(values) > 1 and name != "num_tokens"]
+        plain = ("model", "quant", "moe_backend", "routing")  # their values say what they are
+        words = [str(flat[name]) if name in plain else f"{name} {flat[name]}" for name in varying]
+        return ", ".join([*words, f"{tokens:,} token{'' if tokens == 1 else 's'}"])
 
     def _learn(self, record: Record, *, earlier: bool = False) -> None:
         self.anchor.see(record, earlier=earlier)
