@@ -165,8 +165,8 @@ def target_of(device: torch.device) -> Target:
     if device.type != "cuda":
         return H200
     found = torch.cuda.get_device_properties(device)
-    # What a kernel may opt in to; the plain limit is 48 KiB everywhere.
-    return Target(found.name, int(getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)))
+    # What a kernel may opt in to; without that number, what every CUDA device has.
+    return Target(found.name, int(getattr(found, "shared_memory_per_block_optin", 48 * 1024)))
 
 
 @functools.lru_cache(maxsize=1024)
