@@ -69,7 +69,7 @@ def test_top_k_out_of_range_is_refused(top_k):
 
 
 def test_other_arguments_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"^scoring must be one of softmax; got 'tanh'"):
+    with pytest.raises(ValueError, match=r"^scoring must be one of softmax, sigmoid; got 'tanh'"):
         select_experts(torch.zeros(2, 4), 1, scoring="tanh")
     with pytest.raises(ValueError, match=r"^router_logits_TE must be a floating-point tensor"):
         select_experts(torch.zeros(2, 4, dtype=torch.int32), 1)
@@ -85,3 +85,88 @@ def test_compiles_as_one_graph():
     got, want = compiled(logits), select_experts(logits, 3, renormalize=True, routed_scaling_factor=2.0)
     assert torch.equal(got.topk_ids, want.topk_ids)
     torch.testing.assert_close(got.topk_weights, want.topk_weights)
+
+
+def test_the_bias_steers_the_choice_and_never_the_weights():
+    logits, bias = torch.tensor([[0.0, 1.0, 3.0, 3.0]]), torch.tensor([5.0, 5.0, 0.0, 0.0])
+    routing = select_experts(logits, 2, scoring="sigmoid", correction_bias=bias, renormalize=True)
+    weights = dict(zip(routing.topk_ids[0].tolist(), routing.topk_weights[0].tolist(), strict=True))
+    assert weights == pytest.approx({0: 0.406155, 1: 0.593845}, abs=1e-6)
+
+
+def test_groups_are_ranked_by_the_sum_of_their_two_best_or_by_their_best():
+    logits = torch.tensor([[2.19722, -2.19722, 0.405465, 0.405465]])
+    kinds = {"scoring": "sigmoid", "num_expert_group": 2, "topk_group": 1, "renormalize": True}
+    by_sum = select_experts(logits, 2, **kinds)
+    assert sorted(by_sum.topk_ids[0].tolist()) == [2, 3]
+    torch.testing.assert_close(by_sum.topk_weights, torch.tensor([[0.5, 0.5]]))
+    by_best = select_experts(logits, 2, group_score="max", **kinds)
+    assert by_best.topk_ids.tolist() == [[0, 1]]
+    torch.testing.assert_close(by_best.topk_weights, torch.tensor([[0.9, 0.1]]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("group_score", ["top2_sum", "max"])
+@pytest.mark.parametrize("groups", [1, 6])
+def test_keeping_every_group_equals_no_groups(groups, group_score, scoring):
+    generator = torch.Generator().manual_seed(groups)
+    logits, bias = torch.randn(7, 60, generator=generator), torch.randn(60, generator=generator)
+    plain = select_experts(logits, 6, scoring=scoring, correction_bias=bias)
+    grouped = select_experts(
+        logits, 6, scoring=scoring, correction_bias=bias, num_expert_group=groups, topk_group=groups,
+        group_score=group_score,
+    )  # fmt: skip
+    assert torch.equal(plain.topk_ids, grouped.topk_ids)
+    assert torch.equal(plain.topk_weights, grouped.topk_weights)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    groups=st.sampled_from([1, 2, 4, 8]),
+    size=st.integers(1, 9),
+    data=st.data(),
+    best=st.sampled_from(["top2_sum", "max"]),
+)
+def test_grouped_choice_equals_a_loop(groups, size, data, best):
+    kept = data.draw(st.integers(1, groups))
+    top_k = data.draw(st.integers(1, kept * size))
+    generator = torch.Generator().manual_seed(groups * 100 + size)
+    logits, bias = torch.randn(3, groups * size, generator=generator), torch.randn(groups * size, generator=generator)
+    routing = select_experts(
+        logits, top_k, scoring="sigmoid", correction_bias=bias, num_expert_group=groups, topk_group=kept,
+        group_score=best, routed_scaling_factor=2.5,
+    )  # fmt: skip
+    for row, ids, weights in zip(logits, routing.topk_ids.tolist(), routing.topk_weights.tolist(), strict=True):
+        score = [1 / (1 + math.exp(-v)) for v in row.tolist()]
+        choice = [s + b for s, b in zip(score, bias.tolist(), strict=True)]
+        ranks = [
+            sorted(choice[g * size : (g + 1) * size], reverse=True)[: 2 if best == "top2_sum" else 1]
+            for g in range(groups)
+        ]
+        chosen = sorted(range(groups), key=lambda g: -sum(ranks[g]))[:kept]
+        wanted = sorted((e for g in chosen for e in range(g * size, (g + 1) * size)), key=lambda e: -choice[e])[:top_k]
+        assert ids == wanted
+        assert weights == pytest.approx([2.5 * score[e] for e in wanted], rel=1e-5)
+
+
+def test_scores_that_all_underflow_give_finite_weights():
+    routing = select_experts(torch.full((2, 4), -1e4), 2, scoring="sigmoid", renormalize=True)
+    assert routing.topk_weights.tolist() == [[0.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"scoring": "tanh"}, "scoring must be one of softmax, sigmoid; got 'tanh'"),
+        ({"num_expert_group": 5, "topk_group": 1}, "num_expert_group must divide the number of experts 8; got 5"),
+        ({"num_expert_group": 4, "topk_group": 5}, "topk_group must be between 1 and num_expert_group 4; got 5"),
+        ({"num_expert_group": 4, "topk_group": 1}, "top_k must be at most the 2 experts of the chosen groups; got 3"),
+        ({"num_expert_group": 4}, "num_expert_group and topk_group must be given together"),
+        ({"num_expert_group": 4, "topk_group": 2, "group_score": "mean"}, "group_score must be one of top2_sum, max"),
+        ({"correction_bias": torch.zeros(7)}, r"correction_bias must be \[8\]; got \[7\]"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_gate_that_does_not_fit_is_one_sentence(values, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        select_experts(torch.zeros(2, 8), 3, **values)
