@@ -234,6 +234,6 @@ def test_ten_thousand_records_load_and_filter_quickly(tmp_path: Path) -> None:
     results.frame()
     texts = [record.to_json() for record in many]
     plain = best(lambda: [json.loads(text) for text in texts], 3)  # so that a busy machine does not fail the test
-    assert best(lambda: load(tmp_path / "r.parquet").frame(), 2) < min(3.0, max(1.5, 15 * plain))
+    assert best(lambda: load(tmp_path / "r.parquet").frame(), 2) < max(1.5, 15 * plain)
     assert best(lambda: results.filter(quant="bf16", num_tokens=[1, 3]), 3) < 0.05
     assert len(results.filter(quant="bf16", num_tokens=[1, 3])) == 2500
