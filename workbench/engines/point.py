@@ -9,8 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from moe_kernels import ExpertWeights, Routing, resolve_config, resolve_impl
@@ -22,14 +21,14 @@ from workbench.check.layer import Variant, check_layer
 from workbench.check.truth import Problem, Truth
 from workbench.devices import Datasheet, DeviceInfo, datasheet
 from workbench.engines.backends import prepare_backend
-from workbench.engines.environment import with_clocks
+from workbench.engines.draft import Draft
 from workbench.engines.faults import Fault, Unsupported, describe
 from workbench.engines.session import PointSession, peak_bytes, release_memory, reset_peak, used_bytes
 from workbench.measure.floor import SampleWork, implausible_reason, sample_work, weigh
 from workbench.measure.timer import Timer, nothing
 from workbench.models.layer import LayerSource
 from workbench.modes import Cache, Compile, Graph, RoutingKind
-from workbench.record import Correctness, Memory, Metric, Record, Scalar, Startup, Status, Work, now
+from workbench.record import Metric, Record, Status
 from workbench.runtime.compile import CompileCount, cold_caches, compile_count, strict_recompiles
 from workbench.runtime.graph import CAPTURE_MODE, CudaRecorder, FullGraph
 from workbench.runtime.inputs import Inputs, LayerFunction, layer_function
@@ -41,41 +40,6 @@ MAX_ROUTINGS = 32
 ROUTING_BYTES = 2**28
 # inductor's own graphs need one call to warm up, one to record and one to replay; others settle sooner.
 WARM_CALLS = 3
-
-
-@dataclass(slots=True)
-class Draft:
-    """What is known of a record so far; a failed point keeps it."""
-
-    status: Status = Status.OK
-    reason: str = ""
-    detail: str = ""
-    resolved: dict[str, Scalar] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    metrics: dict[str, Metric] = field(default_factory=dict)
-    startup: dict[str, Any] = field(default_factory=dict)
-    memory: dict[str, int | None] = field(default_factory=dict)
-    work: Work | None = None
-    correctness: Correctness | None = None
-
-    def record(self, spec: RunSpec, session: PointSession) -> Record:
-        """The record."""
-        return Record(
-            spec=spec,
-            status=self.status,
-            reason=self.reason,
-            detail=self.detail,
-            resolved=self.resolved,
-            metrics=self.metrics,
-            startup=Startup(**self.startup),
-            memory=Memory(**self.memory),
-            work=self.work,
-            correctness=self.correctness,
-            environment=with_clocks(session.environment),
-            command=spec.command,
-            created=now(),
-            notes=tuple(dict.fromkeys(self.notes)),
-        )
 
 
 def run_point(
