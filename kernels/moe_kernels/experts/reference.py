@@ -45,11 +45,11 @@ def _expert(x_RD: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Te
 
 
 def _every_row(x_TD: torch.Tensor, weights: ExpertWeights, routing: Routing) -> torch.Tensor:
-    out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
-    for expert in range(weights.num_experts):
-        hit_TK = routing.topk_ids == expert
-        weight_T = torch.where(hit_TK, routing.topk_weights, 0.0).sum(dim=-1)
-        y_TD = _expert(x_TD, weights, expert) * weight_T[:, None]
-        # where, not a product with 0: a row that did not choose this expert may overflow in it.
-        out_TD = out_TD + torch.where(hit_TK.any(dim=-1)[:, None], y_TD, 0.0)
-    return out_TD.to(x_TD.dtype)
+    experts_E = torch.arange(weights.num_experts, device=x_TD.device)
+    hit_TKE = routing.topk_ids[:, :, None] == experts_E
+    weight_TE = torch.where(hit_TKE, routing.topk_weights[:, :, None], 0.0).sum(dim=1)
+    gate_ETF, up_ETF = torch.matmul(x_TD, weights.w1.transpose(1, 2)).to(torch.float32).chunk(2, dim=-1)
+    h_ETF = (torch.nn.functional.silu(gate_ETF) * up_ETF).to(x_TD.dtype)
+    y_ETD = torch.matmul(h_ETF, weights.w2.transpose(1, 2)).to(torch.float32) * weight_TE.T[:, :, None]
+    # where, not a product with 0: a row that did not choose an expert may overflow in it.
+    return torch.where(hit_TKE.any(dim=1).T[:, :, None], y_ETD, 0.0).sum(dim=0).to(x_TD.dtype)
