@@ -38,8 +38,8 @@ from workbench.support import find_reasons
 Progress = Callable[[str, str], None]
 MAX_ROUTINGS = 32
 ROUTING_BYTES = 2**28
-# inductor's own graphs need one call to warm up, one to record and one to replay; others settle sooner.
-WARM_CALLS = 3
+# One call compiles, one settles; inductor's own graphs need one to warm up, one to record and one to replay.
+WARM_CALLS, WARM_CALLS_OF_INDUCTORS_GRAPHS = 2, 3
 
 
 def run_point(
@@ -194,7 +194,8 @@ class _Run:
             draft.startup["compile_s"] = time.perf_counter() - start
             draft.startup["compile_cache"] = spec.cache.value
         self.progress("warming", f"{spec.point.num_tokens} tokens")
-        for _ in range(WARM_CALLS - 1):
+        calls = WARM_CALLS_OF_INDUCTORS_GRAPHS if spec.modes.compile.owns_graphs else WARM_CALLS
+        for _ in range(calls - 1):
             self.check()
             inputs.call(function)
         self._synchronize()
