@@ -27,7 +27,7 @@ def _main(device: DeviceInfo) -> SweepSpec:
                 "compile": ("none", "default"),
                 "num_tokens": (1, 16, 128, 1024),
             },
-            base=RunSpec(model="smollm2-135m", device="cpu", samples=5, modes=Modes(dynamic=True, routing="model")),
+            base=RunSpec(model="smollm2-135m", device="cpu", samples=4, modes=Modes(dynamic=True, routing="model")),
         )
     return SweepSpec(
         name="main",
