@@ -7,11 +7,19 @@ from typing import TypeVar
 
 
 class Quant(StrEnum):
-    """Weight formats."""
+    """Weight formats; `moe_kernels.formats` says what each stores and how activations are treated."""
 
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
+    FP8_TENSOR = "fp8_tensor"
+    FP8_CHANNEL = "fp8_channel"
+    FP8_BLOCK = "fp8_block"
+    INT8 = "int8"
+    INT8_WEIGHT = "int8_weight"
+    INT4 = "int4"
+    NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
 
 
 class Impl(StrEnum):
