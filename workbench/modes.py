@@ -5,6 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TypeVar
 
+from moe_kernels.formats import GROUP_SIZES as GROUP_SIZES
+from moe_kernels.names import Quant as Quant  # the format of weights and arithmetic
+
 from workbench.errors import InvalidInput, choices
 
 E = TypeVar("E", bound=StrEnum)
@@ -38,12 +41,18 @@ class Graph(StrEnum):
     FULL = "full"
 
 
-class Quant(StrEnum):
-    """Format of weights and arithmetic."""
+class ActivationScale(StrEnum):
+    """Where the scale of fp8_tensor's activations comes from: worked out at each call, or fixed beforehand."""
 
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
+    DYNAMIC = "dynamic"
+    STATIC = "static"
+
+
+class Reduction(StrEnum):
+    """How the parts of a split K loop are added up: in a fixed order, or as they come, by atomics."""
+
+    DETERMINISTIC = "deterministic"
+    ATOMIC = "atomic"
 
 
 class RoutingKind(StrEnum):
@@ -76,6 +85,9 @@ class Cache(StrEnum):
 
 
 BUILTIN_BACKENDS = ("reference", "torch_grouped_mm", "triton")
+PEER_BACKENDS = ("deep_gemm",)
+BACKENDS = (*BUILTIN_BACKENDS, *PEER_BACKENDS)
+"""Backends known by name: our own, and those of others that `workbench.peers` brings in where they are installed."""
 
 
 def resolve(kind: type[E], value: object, field: str) -> E:

@@ -13,9 +13,21 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from workbench import modes as vocabulary
 from workbench.errors import InvalidInput, choices, sentence
-from workbench.modes import L2, Cache, Compile, Graph, Quant, RoutingKind, Subject
+from workbench.modes import (
+    GROUP_SIZES,
+    L2,
+    ActivationScale,
+    Cache,
+    Compile,
+    Graph,
+    Quant,
+    Reduction,
+    RoutingKind,
+    Subject,
+)
 
 MAX_TOKENS = 2**20
+MAX_SPLIT_K = 64
 
 
 class Frozen(BaseModel):
@@ -54,6 +66,8 @@ def _member(value: object, info: ValidationInfo) -> object:
         "compile": Compile,
         "graph": Graph,
         "quant": Quant,
+        "activation_scale": ActivationScale,
+        "reduction": Reduction,
         "routing": RoutingKind,
         "l2": L2,
         "cache": Cache,
@@ -64,6 +78,12 @@ def _member(value: object, info: ValidationInfo) -> object:
 def _whole(value: object, info: ValidationInfo) -> object:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidInput(f"{info.field_name}: must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _group(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, bool) or value not in GROUP_SIZES:
+        raise InvalidInput(f"{info.field_name}: must be {choices(GROUP_SIZES)}, not {value!r}")
     return value
 
 
@@ -86,13 +106,28 @@ def _device(value: object, info: ValidationInfo) -> object:
 
 
 class Modes(Frozen):
-    """How the layer is run; `dynamic` is `torch.compile`'s own flag, `zipf_exponent` counts for `zipf` routing only."""
+    """How the layer is run.
+
+    Attributes:
+        dynamic: `torch.compile`'s own flag.
+        group_size: columns that share one scale, of `int4` alone.
+        zero_points: whether each group has a zero point, of `int4` alone.
+        activation_scale: of `fp8_tensor` alone: worked out at each call, or fixed beforehand.
+        split_k: parts that each K loop of `triton` is split into; None as tuned.
+        reduction: how those parts are added up, where there is more than one.
+        zipf_exponent: counts for `zipf` routing only.
+    """
 
     compile: Annotated[Compile, BeforeValidator(_member)] = Compile.NONE
     dynamic: bool = False
     graph: Annotated[Graph, BeforeValidator(_member)] = Graph.DISABLED
     quant: Annotated[Quant, BeforeValidator(_member)] = Quant.BF16
+    group_size: Annotated[int, BeforeValidator(_group)] = 128
+    zero_points: bool = False
+    activation_scale: Annotated[ActivationScale, BeforeValidator(_member)] = ActivationScale.DYNAMIC
     moe_backend: Name = "reference"
+    split_k: Annotated[Positive | None, Field(le=MAX_SPLIT_K)] = None
+    reduction: Annotated[Reduction, BeforeValidator(_member)] = Reduction.DETERMINISTIC
     routing: Annotated[RoutingKind, BeforeValidator(_member)] = RoutingKind.BALANCED
     zipf_exponent: float = Field(default=1.2, gt=0, le=10)
 
@@ -216,7 +251,9 @@ FIELDS: dict[str, str] = {
 
 _DEFAULTS = RunSpec().flat()
 BOOLEAN = {name: isinstance(_DEFAULTS[name], bool) for name in FIELDS}
-_INTEGER = {"experts", "top_k", "tp_size", "seed", "samples", "num_tokens"}
+OPTIONAL = tuple(name for name in FIELDS if _DEFAULTS[name] is None)
+"""Fields that may be left open: None there means the model's own, or as tuned."""
+_INTEGER = {"experts", "top_k", "tp_size", "seed", "samples", "num_tokens", "group_size", "split_k"}
 _FLOAT = {"timeout_s", "zipf_exponent"}
 
 
@@ -228,7 +265,7 @@ def parse_value(name: str, text: str) -> Any:
         if text.lower() not in ("true", "false"):
             raise InvalidInput(f"{name}: must be true or false, not {text!r}")
         return text.lower() == "true"
-    if name in ("experts", "top_k") and text.lower() == "none":
+    if name in OPTIONAL and text.lower() == "none":
         return None
     if name in _INTEGER or name in _FLOAT:
         try:

@@ -13,14 +13,26 @@ from pathlib import Path
 from moe_kernels.experts.rules import TRITON_INSTALLED, TRITON_INTERPRETED, builtin_reasons
 from moe_kernels.registry import find_backend
 
+from workbench.arithmetic import activation_bytes, compute_dtype, expert_bytes
 from workbench.devices import DeviceInfo
 from workbench.errors import choices
 from workbench.models.shapes import ModelShape, model_shape, router_reason
-from workbench.modes import BUILTIN_BACKENDS, Compile, Graph, Quant, RoutingKind
-from workbench.spec import RunSpec
+from workbench.modes import (
+    BACKENDS,
+    BUILTIN_BACKENDS,
+    PEER_BACKENDS,
+    ActivationScale,
+    Compile,
+    Graph,
+    Quant,
+    Reduction,
+    RoutingKind,
+)
+from workbench.peers.rules import peer_reasons
+from workbench.spec import Modes, RunSpec
 
-BYTES = {Quant.FP32: 4, Quant.BF16: 2, Quant.FP16: 2}
 _GIB = 2**30
+_PLAIN = Modes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +51,8 @@ def find_reasons(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
             not divide.
     """
     shape = model_shape(spec)
-    reasons = [*_modes(spec, device), *_compiler(spec, device), *_backend(spec, shape, device)]
+    reasons = [*_meaningless(spec.modes), *_modes(spec, device), *_compiler(spec, device)]
+    reasons += _backend(spec, shape, device)
     if spec.modes.routing is RoutingKind.MODEL and (why := router_reason(shape)):
         reasons.append(Reason("routing", _ended(f"The model's router cannot be run: {why}")))
     if lacking := memory_sentence(spec, shape, device):
@@ -49,6 +62,42 @@ def find_reasons(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
 
 def _ended(text: str) -> str:
     return text if text.endswith(".") else text + "."
+
+
+def _meaningless(modes: Modes) -> list[Reason]:
+    """Fields that say something which has no meaning beside the others: refused, so that none is passed over."""
+    reasons = []
+    quant = modes.quant
+    if quant is not Quant.INT4:
+        if modes.group_size != _PLAIN.group_size:
+            allowed = f"with quant {quant} only {_PLAIN.group_size} is allowed"
+            reasons.append(Reason("group_size", f"group_size {modes.group_size} is for quant int4; {allowed}."))
+        if modes.zero_points:
+            reasons.append(Reason("zero_points", f"zero_points is for quant int4; with quant {quant} it must be off."))
+    if modes.activation_scale is ActivationScale.STATIC and quant is not Quant.FP8_TENSOR:
+        reasons.append(
+            Reason(
+                "activation_scale",
+                f"activation_scale static is for quant fp8_tensor; with quant {quant} only dynamic is allowed.",
+            )
+        )
+    atomic = modes.reduction is Reduction.ATOMIC
+    if modes.moe_backend != "triton":
+        only = f"with moe_backend {modes.moe_backend} only"
+        if modes.split_k is not None:
+            reasons.append(Reason("split_k", f"split_k is for moe_backend triton; {only} none is allowed."))
+        if atomic:
+            allowed = f"{only} {_PLAIN.reduction} is allowed"
+            reasons.append(Reason("reduction", f"reduction atomic is for moe_backend triton; {allowed}."))
+    elif atomic and modes.split_k == 1:
+        reasons.append(
+            Reason(
+                "reduction",
+                "reduction atomic adds up the parts of a split K loop, and split_k 1 leaves one part; there only "
+                "deterministic is allowed.",
+            )
+        )
+    return reasons
 
 
 def _modes(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
@@ -127,13 +176,29 @@ def _backend(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> list[Reaso
             compiled,
             graph,
             device.capability,
+            dtype=compute_dtype(spec.modes.quant).value,
+        )
+    elif name in PEER_BACKENDS:
+        sentences = peer_reasons(
+            name,
+            device_type=device.type,
+            capability=device.capability,
+            quant=spec.modes.quant.value,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            compile=compiled,
         )
     elif ":" in name:
         sentences = _own_backend(name)
     elif (registered := find_backend(name)) is not None:
+        quant = spec.modes.quant
+        dtype = compute_dtype(quant)
+        if quant is not dtype and not registered.takes_quant:
+            return [Reason("moe_backend", f"{name} takes unquantised weights only, not {quant}.")]
         sentences = registered.supports(
+            **({} if quant is dtype else {"quant": quant.value}),
             device_type=device.type,
-            dtype=spec.modes.quant.value,
+            dtype=dtype.value,
             num_experts=shape.num_experts,
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
@@ -142,7 +207,7 @@ def _backend(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> list[Reaso
             graph=graph,
         )
     else:
-        allowed = choices([*BUILTIN_BACKENDS, "your own as package.module:function"])
+        allowed = choices([*BACKENDS, "your own as package.module:function"])
         sentences = [f"moe_backend: must be {allowed}, not {name!r}."]
     return [Reason("moe_backend", _ended(text)) for text in sentences]
 
@@ -173,13 +238,21 @@ def module_exists(module: str) -> bool:
 
 def weight_bytes(spec: RunSpec, shape: ModelShape) -> int:
     """Bytes of all experts of the layer in the format asked for."""
-    return shape.parameters * BYTES[spec.modes.quant]
+    modes = spec.modes
+    one = expert_bytes(
+        modes.quant,
+        shape.hidden_size,
+        shape.intermediate_size,
+        group_size=modes.group_size,
+        zero_points=modes.zero_points,
+    )
+    return shape.num_experts * one
 
 
 def workspace_bytes(spec: RunSpec, shape: ModelShape) -> int:
     """Bytes of inputs, output and what passes between the two products: gate and up, the intermediate, routed rows."""
     rows = spec.point.num_tokens * shape.top_k
-    size = BYTES[spec.modes.quant]
+    size = activation_bytes(spec.modes.quant)
     routed = rows * (3 * shape.intermediate_size + shape.hidden_size) * size
     return routed + spec.point.num_tokens * shape.hidden_size * (2 * size + 4)
 

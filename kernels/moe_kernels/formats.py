@@ -30,8 +30,9 @@ FP4_MAX = 6.0
 # Smallest magnitude that a scale stands for: below it, values count as zero, so that no scale is 0 and none overflows.
 SMALLEST_AMAX = 1e-30
 GROUP_SIZES = (32, 64, 128)
-# Columns that one unit of packed 4-bit weights holds: 16 bytes, low nibbles first.
-PACK_UNIT = 32
+# Packed 4-bit weights: rows are padded to whole units of 32 columns, 16 bytes. In every 16 columns, byte j (0..7) holds
+# column j in its low and column 8 + j in its high nibble.
+PACK_UNIT, PACK_RUN = 32, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

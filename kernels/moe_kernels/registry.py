@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,7 @@ class Backend(NamedTuple):
 
     function: BackendFunction
     supports: BackendSupports
+    takes_quant: bool
 
 
 _BACKENDS: dict[str, Backend] = {}
@@ -36,7 +38,8 @@ def register_backend(name: str, function: BackendFunction, supports: BackendSupp
             arguments, and must add nothing for ids outside ``0 .. E-1``.
         supports: called with the keywords of ``supports_impl`` (``device_type``, ``dtype``, ``num_experts``,
             ``hidden_size``, ``intermediate_size``, ``top_k``, ``compile``, ``graph``); returns reasons as sentences, an
-            empty list where the backend runs.
+            empty list where the backend runs. One that takes a keyword ``quant`` (or any keyword) is asked about
+            quantised formats with it; without, they are refused in its name.
 
     Raises:
         ValueError: the name is empty, built in, or registered already.
@@ -50,7 +53,15 @@ def register_backend(name: str, function: BackendFunction, supports: BackendSupp
         raise ValueError(f"name {name!r} is registered already; call unregister_backend({name!r}) first.")
     if not callable(function) or not callable(supports):
         raise TypeError("function and supports must both be callable.")
-    _BACKENDS[name] = Backend(function, supports)
+    _BACKENDS[name] = Backend(function, supports, _takes(supports, "quant"))
+
+
+def _takes(function: Callable[..., object], keyword: str) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built-in callables may not tell
+        return False
+    return keyword in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def unregister_backend(name: str) -> None:

@@ -4,35 +4,55 @@ from __future__ import annotations
 
 import pytest
 import torch
-from moe_kernels import ExpertWeights, Routing
+from moe_kernels import ExpertWeights, Quant, Routing, fused_experts
 from moe_kernels.testing.oracle import random_problem, tag_expected, tag_problem
 
+from workbench.check.activations import roundings, with_fixed_scales
 from workbench.check.budget import kernel_budget
-from workbench.check.oracle import MAX_ROWS, checked_rows, dequantized, oracle
+from workbench.check.difference import difference
+from workbench.check.oracle import MAX_ROWS, checked_rows, dequantized, oracle, plain_layer
 
 
 def by_hand(x: torch.Tensor, weights: ExpertWeights, routing: Routing) -> torch.Tensor:
-    w1, w2 = weights.w1.double(), weights.w2.double()
+    w1, w2 = (w.double() for w in weights.dequantize())
     ffn = w2.shape[2]
+    of_x, of_h = roundings(weights)
+    rows = of_x(x)
     out = torch.zeros(x.shape, dtype=torch.float64)
     for t in range(x.shape[0]):
         for k in range(routing.topk_ids.shape[1]):
             e = int(routing.topk_ids[t, k])
             if 0 <= e < w1.shape[0]:
-                both = w1[e] @ x[t].double()
+                both = w1[e] @ rows[t]
                 gate, up = both[:ffn], both[ffn:]
-                out[t] += float(routing.topk_weights[t, k]) * (w2[e] @ (gate / (1 + (-gate).exp()) * up))
+                h = of_h((gate / (1 + (-gate).exp()) * up)[None])[0]
+                out[t] += float(routing.topk_weights[t, k]) * (w2[e] @ h)
     return out
 
 
-@pytest.mark.parametrize("quant", ["fp32", "bf16", "fp16"])
-def test_it_equals_a_loop_by_hand(quant: str) -> None:
-    x, weights, routing = random_problem(7, 5, 24, 12, 3, quant)
+@pytest.mark.parametrize("quant", list(Quant))
+def test_it_equals_a_loop_by_hand(quant: Quant) -> None:
+    x, weights, routing = random_problem(7, 5, 24, 12, 3, quant.value)
     routing.topk_ids[2, 1] = -1
     routing.topk_ids[3, 0] = 5
-    found = oracle(x, routing, dequantized(weights), 5)
+    weights = with_fixed_scales(weights, x, routing)
+    found = oracle(x, routing, dequantized(weights), 5, roundings(weights))
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, by_hand(x, weights, routing), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("quant", list(Quant))
+def test_plain_code_of_the_dtype_is_near_and_the_specification_nearer(quant: Quant) -> None:
+    x, weights, routing = random_problem(33, 5, 136, 72, 3, quant.value)
+    weights = with_fixed_scales(weights, x, routing)
+    problem = (x, routing, dequantized(weights), 5, roundings(weights))
+    want = oracle(*problem)
+    eager = difference(plain_layer(*problem, x.dtype), want).relative_l2
+    reference = difference(fused_experts(x, weights, routing, impl="reference"), want).relative_l2
+    assert eager is not None
+    assert reference is not None
+    assert 0 < eager < 0.03
+    assert reference <= kernel_budget(eager, x.dtype, 136)
 
 
 def test_the_closed_form() -> None:

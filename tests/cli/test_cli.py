@@ -36,6 +36,10 @@ COMMANDS = {
     "show": {"--baseline"},
     "export": {"--format", "--out", "--baseline", "--samples", "--no-samples"},
     "env": set(),
+    "tune": {
+        *("--model", "--quant", "--tokens", "--experts", "--top-k", "--tp-size", "--group-size", "--zero-points"),
+        *("--device", "--out", "--seconds", "--dry-run", "--check"),
+    },
     "lab": {"--notebook", "--ip", "--port", "--headless"},
 }
 
@@ -65,7 +69,7 @@ def test_commands_and_options_are_pinned() -> None:
         name: {text for option in command.params for text in (*option.opts, *option.secondary_opts) if text[0] == "-"}
         for name, command in group.commands.items()  # type: ignore[attr-defined]
     }
-    fields = {flag(name) for name in FIELDS} | {"--no-dynamic"}
+    fields = {flag(name) for name in FIELDS} | {"--no-dynamic", "--no-zero-points"}
     expected = {name: own | (fields if name in ("modes", "run", "sweep") else set()) for name, own in COMMANDS.items()}
     assert {name: options - {"--help", "-h"} for name, options in found.items()} == expected
     for name, command in group.commands.items():  # type: ignore[attr-defined]
@@ -134,7 +138,7 @@ def commands_wrapped(function: Any) -> Any:
         (["run", "--num-tokens", "0"], "num_tokens: must be a whole number of at least 1, not 0"),
         (["run", "--num-tokens", "-3"], "num_tokens: must be a whole number of at least 1, not -3"),
         (["run", "--num-tokens", "many"], "num_tokens: must be a whole number, not 'many'"),
-        (["run", "--quant", "fp9"], "quant: must be fp32, bf16 or fp16, not 'fp9'"),
+        (["run", "--quant", "fp9"], "quant: must be fp32, bf16, fp16, fp8_tensor, "),
         (["run", "--device", "tpu"], "device: must be auto, cpu, cuda or cuda:N, not 'tpu'"),
         (
             ["modes", "--compile", "fast"],
@@ -142,7 +146,7 @@ def commands_wrapped(function: Any) -> Any:
         ),
         (["sweep", "--top-k", "9", "--device", "cpu"], "top_k: "),
         (["sweep", "--model", "gpt-17", "--device", "cpu"], "model: must be smollm2-135m, mixtral-8x7b, "),
-        (["sweep", "--preset", "all"], "preset: must be main, quick or shapes, not 'all'"),
+        (["sweep", "--preset", "all"], "preset: must be main, quick, shapes or fused-moe-splitk, not 'all'"),
         (["sweep", "--axis", "num_tokens=16,1"], "num_tokens: must be in ascending order, not 16, 1"),
         (
             ["sweep", "--axis", "num_tokens=1", "--num-tokens", "2"],
@@ -325,7 +329,9 @@ def test_modes_lists_every_value_with_the_reason(engines: Engines) -> None:
     assert re.search(r"^graph +full +unavailable +graph full needs a GPU\.", result.stdout, re.M)
     assert ["quant", "fp16*", "available"] in lines
     assert ["compile", "reduce-overhead", "available"] in lines
-    assert sum(line[0] in commands.TOGGLES for line in lines if line) == 18
+    assert ["split_k", "none*", "available"] in lines
+    assert ["zero_points", "false*", "available"] in lines
+    assert sum(line[0] in commands.TOGGLES for line in lines if line) == 41
 
 
 def test_env_says_what_is_here_and_what_is_missing(engines: Engines) -> None:

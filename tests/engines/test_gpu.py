@@ -44,6 +44,37 @@ def layer_of(tokens: int, experts: int = 8, seed: int = 0) -> tuple[Any, Inputs,
     return layer_function(weights, "triton"), Inputs(x, routing), x, routing
 
 
+@pytest.mark.parametrize("reduction", ["deterministic", "atomic"])
+def test_a_split_layer_is_right_in_a_graph_and_says_whether_it_repeats(reduction: str) -> None:
+    with LocalEngine("cuda") as engine:
+        for split, repeats in ((1, False), (4, True)):
+            how = "deterministic" if split == 1 else reduction
+            given = {"moe_backend": "triton", "graph": "full", "split_k": split, "reduction": how, "samples": 5}
+            record = engine.run(
+                RunSpec.from_flat({"model": "qwen3-30b-a3b", "device": "cuda", "num_tokens": 7, **given})
+            )
+            assert record.status is Status.OK, record.reason
+            assert record.resolved["split_k"] == split
+            assert record.resolved["reduction"] == how
+            assert ("distinct_outputs" in record.resolved) == repeats
+            assert record.correctness is not None
+            assert record.correctness.bitwise is (None if how == "atomic" else True)
+            if repeats and reduction == "deterministic":
+                assert record.resolved["distinct_outputs"] == 1
+
+
+@pytest.mark.parametrize("quant", [quant for quant in Quant if quant not in ("fp32", "bf16", "fp16")])
+def test_quantised_layers_are_right_in_a_graph(quant: Quant) -> None:
+    with LocalEngine("cuda") as engine:
+        for tokens in (1, 77):
+            given = {"moe_backend": "triton", "graph": "full", "quant": quant, "num_tokens": tokens, "samples": 5}
+            record = engine.run(RunSpec.from_flat({"model": "qwen3-30b-a3b", "device": "cuda", **given}))
+            assert record.status is Status.OK, record.reason
+            assert record.resolved["arithmetic"]
+            assert record.work is not None
+            assert record.work.floor_share is not None
+
+
 def test_a_no_op_takes_nearly_nothing_although_the_cache_is_emptied() -> None:
     timed = series(lambda: None)
     assert middle(timed.samples_us) < 8

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from moe_kernels import Routing
+from moe_kernels import Quant, Routing
+from moe_kernels.formats import FORMATS, expert_bytes
 from moe_kernels.testing.oracle import tag_expected, tag_problem
 
 from workbench.devices import Datasheet, find_device
@@ -78,6 +79,70 @@ def test_a_whole_record(bench: Bench) -> None:
     assert "reading" in str(record.resolved["cold_method"])
     assert record.command == bench.spec().command
     assert Record.from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize("quant", [quant for quant in Quant if quant not in ("fp32", "bf16", "fp16")])
+def test_quantised_formats_are_checked_and_say_how_they_multiply(bench: Bench, quant: Quant) -> None:
+    record = bench.run(bench.spec(quant=quant, num_tokens=5))
+    assert record.status is Status.OK, record.detail
+    assert record.correctness is not None
+    assert record.correctness.kernel.relative_l2 is not None
+    assert record.correctness.total.relative_l2 is not None
+    assert record.correctness.kernel.relative_l2 < record.correctness.total.relative_l2 < 0.3
+    assert record.resolved["arithmetic"]
+    assert record.memory.weight_bytes == 4 * expert_bytes(quant, 32, 64)
+    assert record.work is not None
+    assert record.work.bytes == record.memory.weight_bytes + 2 * 5 * 32 * 2
+    with_roof = FORMATS[quant].weight_only  # fp8 and int8 have no measured rate on a CPU
+    assert (record.work.floor_us is not None) == with_roof
+
+
+@pytest.mark.parametrize("quant", ["fp8_tensor", "nvfp4"])
+def test_quantised_layers_compile(bench: Bench, quant: str) -> None:
+    record = bench.run(bench.spec(quant=quant, compile="default", dynamic=True, num_tokens=5))
+    assert record.status is Status.OK, record.detail
+    assert (record.resolved["graphs_compiled"], record.resolved["graph_breaks"]) == (1, 0)
+    assert record.correctness is not None
+    assert record.correctness.mode is not None
+
+
+def test_weights_are_built_anew_where_their_options_change(bench: Bench) -> None:
+    def errors(**values: Any) -> tuple[float | None, int | None]:
+        record = bench.run(bench.spec(quant="int4", **values))
+        assert record.status is Status.OK, record.detail
+        assert record.correctness is not None
+        return record.correctness.total.relative_l2, record.memory.weight_bytes
+
+    plain, finer, zeros = errors(), errors(group_size=32), errors(group_size=32, zero_points=True)
+    assert plain[0] is not None
+    assert finer[0] is not None
+    assert finer[0] < plain[0]
+    assert [size for _, size in (plain, finer, zeros)] == [
+        4 * expert_bytes(Quant.INT4, 32, 64, group_size=group, zero_points=zero)
+        for group, zero in ((128, False), (32, False), (32, True))
+    ]
+    assert errors() == plain
+
+
+def test_a_static_activation_scale_is_calibrated_and_said(bench: Bench) -> None:
+    dynamic = bench.run(bench.spec(quant="fp8_tensor"))
+    static = bench.run(bench.spec(quant="fp8_tensor", activation_scale="static"))
+    again = bench.run(bench.spec(quant="fp8_tensor", activation_scale="static"))
+    assert static.status is Status.OK, static.detail
+    assert static.correctness == again.correctness
+    assert dynamic.correctness != static.correctness
+    assert "one fixed activation scale" in str(static.resolved["arithmetic"])
+    assert any("fixed by the first 128 rows" in note for note in static.notes)
+    assert not any("fixed by" in note for note in dynamic.notes)
+
+
+def test_a_field_that_means_nothing_is_unsupported(bench: Bench) -> None:
+    record = bench.run(bench.spec(split_k=2))
+    assert record.status is Status.UNSUPPORTED
+    assert record.reason.startswith("split_k is for moe_backend triton")
+    record = bench.run(bench.spec("deep_gemm", quant="fp8_block"))
+    assert record.status is Status.UNSUPPORTED
+    assert "deep_gemm" in record.reason
 
 
 def test_the_same_spec_gives_the_same_work_and_errors(bench: Bench) -> None:

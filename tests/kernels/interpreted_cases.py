@@ -7,6 +7,7 @@ import pytest
 import torch
 from moe_kernels import Routing, fused_experts, moe_align, resolve_impl, supports_impl
 from moe_kernels.align.reference import align_reference
+from moe_kernels.experts.layer import StoredLayer
 from moe_kernels.testing.oracle import (
     error_budget,
     oracle,
@@ -95,7 +96,7 @@ def test_no_tokens(config):
 def test_wide_offsets_give_the_same(config, monkeypatch):
     x, weights, routing = random_problem(6, 5, 24, 24, 3)
     want = fused_experts(x, weights, routing, impl="triton", config=config)
-    monkeypatch.setattr("moe_kernels.experts.triton._INT32_MAX", 0)
+    monkeypatch.setattr("moe_kernels.experts.launch._INT32_MAX", 0)
     assert torch.equal(fused_experts(x, weights, routing, impl="triton", config=config), want)
 
 
@@ -132,7 +133,8 @@ def test_compiled_public_function_and_opcheck():
         lambda x, w, r: fused_experts(x, w, r, impl="triton", config=BASE), fullgraph=True, backend="aot_eager"
     )
     assert torch.equal(compiled(x, weights, routing), fused_experts(x, weights, routing, impl="triton", config=BASE))
-    args = (x, weights.w1, weights.w2, routing.topk_weights, routing.topk_ids, [])
+    stored = [weights.tensors().get(name) for name in StoredLayer._fields[:10]]
+    args = (x, *stored, "fp32", 16, 0, *routing, False, 0, False, [])
     torch.library.opcheck(torch.ops.moe_kernels.fused_experts_triton.default, args)
 
 

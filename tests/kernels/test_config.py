@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from moe_kernels import resolve_config
+from moe_kernels import Quant, resolve_config
 from moe_kernels.experts.config import INLINE_MAX_ROWS, Layout, Target, default_config, flatten_config, unflatten_config
-from moe_kernels.experts.tuned_h200 import TUNED
+from moe_kernels.tuning.names import Problem
 
 SGLANG = {
     "BLOCK_SIZE_M": 16,
@@ -27,7 +27,9 @@ def test_sglang_keys_serve_both_gemms():
 
 
 def test_round_trip():
-    config = {"up": {**TOKEN, "USE_TMA": False}, "down": {**SGLANG, "LAYOUT": "inline", "USE_TMA": True}, "PDL": True}
+    plain = {"USE_TMA": False, "SWAP_AB": False, "SPLIT_K": 1}
+    split = {"LAYOUT": "inline", "USE_TMA": True, "SWAP_AB": True, "SPLIT_K": 4}
+    config = {"up": {**TOKEN, **plain}, "down": {**SGLANG, **split}, "PDL": True}
     assert unflatten_config(tuple(flatten_config(config))).as_dict() == config
 
 
@@ -42,6 +44,9 @@ def test_round_trip():
         ({**SGLANG, "num_stages": 0}, "^num_stages of config must be an integer from 1 to 16; got 0"),
         ({**SGLANG, "waves_per_eu": 1}, "^config key 'waves_per_eu' of config is unknown"),
         ({**TOKEN, "USE_TMA": True}, "^USE_TMA of config must be False where LAYOUT is token"),
+        ({**TOKEN, "SWAP_AB": True}, "^SWAP_AB of config must be False where LAYOUT is token"),
+        ({**SGLANG, "SPLIT_K": 0}, "^SPLIT_K of config must be an integer from 1 to 64; got 0"),
+        ({**SGLANG, "SPLIT_K": 2.0}, "^SPLIT_K of config must be an integer from 1 to 64; got 2.0"),
         ({"BLOCK_SIZE_M": 16}, "^config of config lacks BLOCK_SIZE_N"),
         ({"up": SGLANG}, "^config must hold both 'up' and 'down'"),
         ({"up": SGLANG, "down": SGLANG, "BLOCK_SIZE_M": 16}, "^config key 'BLOCK_SIZE_M' is unknown beside 'up'"),
@@ -60,36 +65,27 @@ def test_wrong_entries_are_named(config, message):
 @pytest.mark.parametrize("shape", [*MODELS, (1, 1, 1, 1), (60, 40, 23, 7), (513, 64, 8, 9)], ids=str)
 def test_every_default_is_legal(shape, dtype):
     num_experts, hidden, ffn, top_k = shape
-    for num_tokens in (0, 1, 2, 8, 9, 32, 100, 128, 129, 1024, 5000, 100_000):
-        config, source = resolve_config(
-            num_tokens=num_tokens, num_experts=num_experts, hidden_size=hidden, intermediate_size=ffn, top_k=top_k,
-            dtype=dtype,
-        )  # fmt: skip
-        assert unflatten_config(tuple(flatten_config(config))).as_dict() == config
-        for gemm in (config["up"], config["down"]):
-            assert gemm["LAYOUT"] != "inline" or num_tokens * top_k <= INLINE_MAX_ROWS
-            assert gemm["LAYOUT"] != "token" or num_tokens <= 8
-        assert source.endswith(".")
-        assert source.startswith(("Tuned on", "Default rule"))
+    dense = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+    for quant in (dense, *(q for q in Quant if q not in ("bf16", "fp16", "fp32"))):
+        for num_tokens in (0, 1, 2, 8, 9, 32, 100, 128, 129, 1024, 5000, 100_000):
+            config, source = resolve_config(
+                num_tokens=num_tokens, num_experts=num_experts, hidden_size=hidden, intermediate_size=ffn, top_k=top_k,
+                dtype=dtype, quant=quant, group_size=128 if quant == "int4" else 0,
+            )  # fmt: skip
+            assert unflatten_config(tuple(flatten_config(config))).as_dict() == config
+            for gemm in (config["up"], config["down"]):
+                assert gemm["LAYOUT"] != "inline" or num_tokens * top_k <= INLINE_MAX_ROWS
+                assert gemm["LAYOUT"] != "token" or num_tokens <= 8
+                if quant == "fp8_block":
+                    assert gemm["BLOCK_SIZE_K"] % 128 == 0 if gemm["LAYOUT"] == "token" else gemm["BLOCK_SIZE_K"] <= 128
+            assert source.endswith(".")
+            assert source.startswith(("Tuned on", "Default rule"))
 
 
-def test_tuned_entries_are_legal_and_said_to_be_used():
-    for (num_experts, hidden, ffn, top_k, name), by_tokens in TUNED.items():
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
-        shape = {
-            "num_experts": num_experts,
-            "hidden_size": hidden,
-            "intermediate_size": ffn,
-            "top_k": top_k,
-            "dtype": dtype,
-        }
-        for num_tokens, entry in by_tokens.items():
-            got = resolve_config(num_tokens=num_tokens, **shape)
-            assert got.config == unflatten_config(tuple(flatten_config(entry))).as_dict()
-            assert f"at {num_tokens} tokens." in got.source
-        smallest = min(m for m in by_tokens if m > 1)
-        near = resolve_config(num_tokens=smallest - 1, **shape) if smallest > 2 else None
-        assert near is None or f"nearest tuned count to {smallest - 1}" in near.source
+def test_dtype_and_format_are_refused_by_name():
+    size = {"num_tokens": 1, "num_experts": 2, "hidden_size": 8, "intermediate_size": 8, "top_k": 1}
+    with pytest.raises(ValueError, match=r"^quant must be one of fp32, .*; got 'fp9'"):
+        resolve_config(**size, dtype=torch.bfloat16, quant="fp9")
 
 
 def test_dtype_is_refused_by_name():
@@ -98,15 +94,15 @@ def test_dtype_is_refused_by_name():
 
 
 def test_another_gpu_gets_the_rule_and_tiles_that_fit_its_shared_memory():
-    shape = (128, 2048, 768, 8, torch.bfloat16)
     small = Target("NVIDIA L40S", 101376)
-    for num_tokens in (1, 8, 128, 1024, 4096):
-        config, source = default_config(num_tokens, *shape, small)
-        assert "no tuned entry" in source
-        assert "NVIDIA L40S" in source
-        for gemm, tiles in ((config.up, 2), (config.down, 1)):
-            rows = gemm.block_m + tiles * gemm.block_n
-            if gemm.layout is not Layout.TOKEN:
-                assert gemm.num_stages * rows * gemm.block_k * 2 <= small.shared_bytes
-        assert "Tuned on NVIDIA H200" in default_config(num_tokens, *shape)[1]
-        unflatten_config(tuple(flatten_config(config.as_dict())))
+    for quant, size in (("bf16", 2), ("fp8_block", 1), ("nvfp4", 0.5)):
+        for num_tokens in (1, 8, 128, 1024, 4096):
+            config, source = default_config(Problem(num_tokens, 128, 2048, 768, 8, quant, "bf16", 0), small)
+            assert source.startswith("Default rule. No tuned row for E=128")
+            assert "NVIDIA L40S" in source
+            for gemm, tiles in ((config.up, 2), (config.down, 1)):
+                row = gemm.block_m * (1 if quant == "fp8_block" else 2) + tiles * gemm.block_n * size
+                if gemm.layout is not Layout.TOKEN:
+                    assert gemm.num_stages * row * gemm.block_k <= small.shared_bytes
+            unflatten_config(tuple(flatten_config(config.as_dict())))
+    assert "Tuned on NVIDIA H200" in default_config(Problem(8, 128, 2048, 768, 8, "bf16", "bf16", 0))[1]

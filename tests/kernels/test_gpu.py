@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from moe_kernels import Routing, fused_experts, moe_align, resolve_impl, select_experts, supports_impl
+from moe_kernels import Quant, Routing, fused_experts, moe_align, resolve_impl, select_experts, supports_impl
 from moe_kernels.align.reference import align_reference
+from moe_kernels.experts.layer import StoredLayer
 from moe_kernels.testing.oracle import (
     error_budget,
     oracle,
@@ -209,9 +210,11 @@ def test_one_compiled_graph_serves_every_token_count():
 
 
 def test_opcheck():
-    x, weights, routing = random_problem(7, 5, 32, 24, 3, "bf16", "cuda")
-    args = (x, weights.w1, weights.w2, routing.topk_weights, routing.topk_ids, [])
-    torch.library.opcheck(torch.ops.moe_kernels.fused_experts_triton.default, args)
+    for quant in Quant:
+        x, weights, routing = random_problem(7, 5, 64, 48, 3, quant.value, "cuda")
+        stored = [weights.tensors().get(name) for name in StoredLayer._fields[:10]]
+        args = (x, *stored, quant.value, 48, weights.group_size, *routing, False, 0, False, [])
+        torch.library.opcheck(torch.ops.moe_kernels.fused_experts_triton.default, args)
     torch.library.opcheck(torch.ops.moe_kernels.moe_align.default, (routing.topk_ids, 5, 16))
 
 

@@ -7,13 +7,24 @@ import sys
 
 import pytest
 
-CASES = pathlib.Path(__file__).with_name("interpreted_cases.py")
+CASES = ("interpreted_cases.py", "interpreted_formats.py")
 
 
 @pytest.mark.slow
-def test_cases_pass_in_the_interpreter():
+@pytest.mark.parametrize("cases", CASES)
+def test_cases_pass_in_the_interpreter(cases):
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging", str(CASES)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:logging",
+        str(pathlib.Path(__file__).with_name(cases)),
+    ]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

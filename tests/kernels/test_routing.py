@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_kernels import select_experts
+from moe_kernels.routing.api import gate_reasons
 
 
 def test_weights_are_probabilities_unless_renormalised():
@@ -170,3 +171,71 @@ def test_scores_that_all_underflow_give_finite_weights():
 def test_a_gate_that_does_not_fit_is_one_sentence(values, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         select_experts(torch.zeros(2, 8), 3, **values)
+
+
+def test_a_bias_that_does_not_fit_is_one_sentence():
+    with pytest.raises(ValueError, match=r"^correction_bias must be of a floating dtype; got torch\.int32"):
+        select_experts(torch.zeros(2, 4), 1, correction_bias=torch.zeros(4, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"^correction_bias must be on cpu, as the logits are; got meta"):
+        select_experts(torch.zeros(2, 4), 1, correction_bias=torch.zeros(4, device="meta"))
+
+
+def test_a_named_implementation_is_that_or_an_error():
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    named, chosen = select_experts(logits, 2, impl="reference"), select_experts(logits, 2)
+    assert torch.equal(named.topk_ids, chosen.topk_ids)
+    assert torch.equal(named.topk_weights, chosen.topk_weights)
+    with pytest.raises(ValueError, match=r"^impl must be one of reference, triton; got 'cuda'\."):
+        select_experts(logits, 2, impl="cuda")
+    with pytest.raises(
+        NotImplementedError, match=r"^impl 'triton' does not run: (Triton kernels run on cuda, not cpu|triton is not)"
+    ):
+        select_experts(logits, 2, impl="triton")
+
+
+def test_what_the_triton_gate_takes():
+    assert gate_reasons("reference", "cpu", 10**6) == gate_reasons("triton", "cuda", 4096) == []
+    assert gate_reasons("triton", "cuda", 4097) == ["The Triton gate takes up to 4096 experts; this has 4097."]
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("bias", [None, torch.full((30,), 0.5)], ids=["plain", "biased"])
+def test_the_lowest_id_wins_among_equals(bias, scoring):
+    kinds = {"scoring": scoring, "correction_bias": bias}
+    assert select_experts(torch.ones(2, 30), 11, **kinds).topk_ids.tolist() == [list(range(11))] * 2
+    logits = torch.tensor([[0.0, 1.0, -0.0] * 10])
+    assert select_experts(logits, 13, **kinds).topk_ids.tolist() == [[*range(1, 30, 3), 0, 2, 3]]
+    grouped = select_experts(logits, 13, num_expert_group=5, topk_group=3, **kinds)
+    assert grouped.topk_ids.tolist() == [[1, 4, 7, 10, 13, 16, 0, 2, 3, 5, 6, 8, 9]]
+
+
+def test_logits_are_told_apart_where_their_scores_are_not():
+    logits = torch.tensor([[20.0, 30.0, 25.0]])  # sigmoids of 1 in float32
+    assert select_experts(logits, 2, scoring="sigmoid").topk_ids.tolist() == [[1, 2]]
+
+
+def test_an_expert_outside_of_the_chosen_groups_is_never_chosen():
+    bias = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, float("-inf"), 1.0, float("-inf")])
+    routing = select_experts(torch.zeros(1, 8), 4, correction_bias=bias, num_expert_group=2, topk_group=1)
+    assert routing.topk_ids.tolist() == [[4, 6, 5, 7]]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e30])
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_rows_that_only_pad_leave_no_trace(scoring, value):
+    logits = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    logits[5:] = 0.0
+    want = select_experts(logits, 6, scoring=scoring, renormalize=True)
+    logits[5:] = value
+    got = select_experts(logits, 6, scoring=scoring, renormalize=True)
+    assert torch.equal(got.topk_ids[:5], want.topk_ids[:5])
+    assert torch.equal(got.topk_weights[:5], want.topk_weights[:5])
+    assert got.topk_ids[5:].tolist() == [list(range(6))] * 3
+
+
+def test_opcheck():
+    logits, bias = torch.randn(5, 24), torch.randn(24)
+    op = torch.ops.moe_kernels.select_experts.default
+    torch.library.opcheck(op, (logits, 3, "softmax", True, None, 1, 1, "max", 1.0))
+    torch.library.opcheck(op, (logits[:, ::2], 3, "sigmoid", False, bias[::2], 4, 2, "top2_sum", 2.5))
+    torch.library.opcheck(op, (logits.bfloat16()[:0], 3, "softmax", False, None, 1, 1, "max", 1.0))

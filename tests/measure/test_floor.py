@@ -24,6 +24,39 @@ def test_bytes_of_one_token_of_qwen3() -> None:
     assert sample_work(QWEN, Quant.FP32, 1, 8, 8).bytes == 2 * work.bytes
 
 
+def test_bytes_follow_the_stored_format() -> None:
+    rows = 2 * 2 * 2048 * 2  # bf16, in and out
+    numbers, channels = 3 * 2048 * 768, 2 * 768 + 2048
+    assert sample_work(QWEN, Quant.FP8_CHANNEL, 2, 5, 16).bytes == 5 * (numbers + 4 * channels) + rows
+    assert sample_work(QWEN, Quant.FP8_BLOCK, 2, 5, 16).bytes == 5 * (numbers + 4 * numbers // 128**2) + rows
+    assert sample_work(QWEN, Quant.NVFP4, 2, 5, 16).bytes == 5 * (numbers // 2 + numbers // 16 + 12) + rows
+    plain = sample_work(QWEN, Quant.INT4, 2, 5, 16)
+    finer = sample_work(QWEN, Quant.INT4, 2, 5, 16, group_size=32, zero_points=True)
+    assert plain.bytes == 5 * (numbers // 2 + numbers // 128 * 2) + rows
+    assert finer.bytes == 5 * (numbers // 2 + numbers // 32 * 3) + rows
+    assert finer.operations == plain.operations == 2 * 16 * numbers
+
+
+@pytest.mark.parametrize(
+    ("quant", "rate"),
+    [("fp8_tensor", 160e12), ("fp8_block", 160e12), ("int8", 150e12), ("int8_weight", 80e12), ("mxfp4", 80e12)],
+)
+def test_the_rate_is_that_of_the_arithmetic(quant: str, rate: float) -> None:
+    roofs = ROOFS | {"fp8": 160e12, "int8": 150e12}
+    found = weigh([SampleWork(10, 8_000_000_000, 1)], [200.0], Quant(quant), roofs)
+    assert found.floor_us == pytest.approx(1e6 * 8e9 / rate)
+    assert SHEET.rate("fp8") == SHEET.rate("int8") == 2 * SHEET.rate("bf16")
+    without = weigh([SampleWork(10, 8_000_000_000, 1)], [200.0], Quant(quant), ROOFS)
+    assert (without.floor_us is None) == (rate != 80e12)
+
+
+def test_a_quantised_product_may_be_twice_as_fast_as_bf16() -> None:
+    work = [SampleWork(10, 10**9, 2)]
+    assert implausible_reason(work, [6.0], Quant.FP8_TENSOR, SHEET, L2.COLD) is None
+    assert implausible_reason(work, [4.0], Quant.FP8_TENSOR, SHEET, L2.COLD) is not None
+    assert implausible_reason(work, [6.0], Quant.INT4, SHEET, L2.COLD) is not None
+
+
 def test_memory_bound() -> None:
     works = [SampleWork(8_000_000, 10, 2), SampleWork(16_000_000, 10, 4), SampleWork(24_000_000, 10, 6)]
     found = weigh(works, [20.0, 40.0, 60.0], Quant.BF16, ROOFS)

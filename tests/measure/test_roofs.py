@@ -10,7 +10,7 @@ import torch
 
 from workbench.devices import DeviceInfo
 from workbench.measure import roofs
-from workbench.measure.roofs import NAMES, find_roofs, measure_roofs
+from workbench.measure.roofs import NAMES, find_roofs, measure_roofs, roof_names
 
 CPU = DeviceInfo(type="cpu", name="Some CPU", torch_device="cpu")
 MADE_UP = {name: 10.0**10 + index for index, name in enumerate(NAMES)}
@@ -48,6 +48,17 @@ def test_a_cpu_that_was_busy_once_does_not_look_slow_for_ever(tmp_path: Path, mo
     assert [find_roofs(CPU, tmp_path)["read"] for _ in range(3)] == [3.0, 9.0, 9.0]
 
 
+def test_narrow_formats_have_roofs_where_a_gpu_multiplies_them(tmp_path: Path, measured: list[torch.device]) -> None:
+    assert roof_names("cpu", None) == NAMES
+    assert roof_names("cuda", (7, 5)) == NAMES
+    assert roof_names("cuda", (8, 0)) == (*NAMES, "int8")
+    assert roof_names("cuda", (9, 0)) == (*NAMES, "fp8", "int8")
+    hopper = DeviceInfo(type="cuda", name="Some GPU", torch_device="cuda:0", capability=(9, 0))
+    find_roofs(hopper, tmp_path)
+    find_roofs(hopper, tmp_path)
+    assert len(measured) == 2  # what was written lacks them, so it is not believed
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -72,6 +83,14 @@ def test_a_spoilt_file_is_measured_again(tmp_path: Path, measured: list[torch.de
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, measured: list[torch.device]) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert find_roofs(CPU, tmp_path / "file") == MADE_UP
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_real_measurement_on_a_gpu() -> None:
+    found = measure_roofs(torch.device("cuda"))
+    assert set(found) == set(roof_names("cuda", torch.cuda.get_device_capability()))
+    assert found.get("fp8", 2 * found["bf16"]) > 1.2 * found["bf16"]
 
 
 def test_a_real_measurement() -> None:

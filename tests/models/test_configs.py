@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from workbench.errors import InvalidInput
 from workbench.models.configs import parse_config
 from workbench.models.locate import find_files
-from workbench.models.shapes import model_shape, rank_shape, router_reason
+from workbench.models.shapes import Gate, model_shape, rank_shape, router_reason
 from workbench.spec import RunSpec
 
 BASE = {"hidden_size": 64, "num_hidden_layers": 12, "intermediate_size": 256, "hidden_act": "silu"}
@@ -66,8 +67,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
             "routed_scaling_factor": 16,
             "topk_method": "group_limited_greedy",
             "n_group": 8,
+            "topk_group": 3,
         },
-        (32, 80, 6, False, 12, 16.0, False),
+        (32, 80, 6, False, 12, 16.0, True),
     ),
     "deepseek_v3": (
         {
@@ -79,8 +81,42 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
             "routed_scaling_factor": 2.5,
             "first_k_dense_replace": 3,
             "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "n_group": 4,
+            "topk_group": 2,
         },
-        (32, 80, 8, True, 9, 2.5, False),
+        (32, 80, 8, True, 9, 2.5, True),
+    ),
+    "deepseek_v3_bare": (  # the family's own code knows the rest
+        {"model_type": "deepseek_v3", "n_routed_experts": 32, "moe_intermediate_size": 80, "num_experts_per_tok": 8},
+        (32, 80, 8, True, 12, 2.5, True),
+    ),
+    "glm4_moe": (
+        {
+            "model_type": "glm4_moe",
+            "n_routed_experts": 20,
+            "moe_intermediate_size": 80,
+            "num_experts_per_tok": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+        },
+        (20, 80, 4, True, 12, 1.5, True),
+    ),
+    "described": (  # no family that is known, but its gate in full
+        {
+            "model_type": "kimi_k2",
+            "n_routed_experts": 24,
+            "moe_intermediate_size": 80,
+            "num_experts_per_tok": 4,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.827,
+        },
+        (24, 80, 4, True, 12, 2.827, True),
     ),
     "gpt_oss": (
         {"model_type": "gpt_oss", "num_local_experts": 32, "num_experts_per_tok": 4, "experts_per_token": 4},
@@ -102,6 +138,65 @@ def test_config_json_of_each_family(family: str, write_config: Any) -> None:
     assert (*numbers, shape.routed_scaling_factor, router_reason(shape) is None) == expected
     assert (shape.hidden_size, shape.dense_source, shape.name) == (64, False, f"model-{family}")
     assert model_shape(RunSpec(model=str(path.parent))) == shape  # a folder that holds it works the same
+
+
+PLAIN = Gate()
+BIASED = Gate(scoring="sigmoid", correction_bias=True, group_score="top2_sum")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "gate"),
+    [
+        ("mixtral", {}, PLAIN),
+        ("deepseek_v2", {}, PLAIN),
+        ("deepseek_v2", {"n_group": 8, "topk_group": 3}, PLAIN),  # greedy looks at no groups
+        ("deepseek_v2", {"scoring_func": "sigmoid"}, Gate(scoring="sigmoid")),
+        ("deepseek_v2_groups", {}, Gate(num_groups=8, topk_group=3)),
+        ("deepseek_v3", {}, replace(BIASED, num_groups=4, topk_group=2)),
+        ("deepseek_v3", {"n_group": None, "topk_group": None}, BIASED),
+        ("deepseek_v3", {"n_group": 1, "topk_group": 1}, BIASED),
+        ("deepseek_v3", {"topk_method": "group_limited_greedy"}, Gate(scoring="sigmoid", num_groups=4, topk_group=2)),
+        ("deepseek_v3_bare", {}, replace(BIASED, num_groups=8, topk_group=4)),
+        ("glm4_moe", {}, BIASED),
+        ("described", {}, BIASED),
+    ],
+)
+def test_the_gate_is_what_the_keys_say(family: str, changes: dict[str, Any], gate: Gate) -> None:
+    config = parse_config({**BASE, **FAMILIES[family][0], **changes}, "m", source="s")
+    assert (config.gate, config.gate_reason) == (gate, "")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("generic", {}, "model type newcomer) is not known; known are those of deepseek_v2, deepseek_v3"),
+        ("generic", {"scoring_func": "sigmoid"}, "model type newcomer"),
+        ("mixtral", {"scoring_func": "sigmoid"}, "scoring_func sigmoid, topk_method greedy"),
+        ("deepseek_v3", {"scoring_func": "sqrtsoftplus"}, "scoring_func sqrtsoftplus; known are softmax or sigmoid"),
+        (
+            "deepseek_v3",
+            {"topk_method": "hash"},
+            "topk_method hash; known are greedy, group_limited_greedy or",
+        ),
+        ("deepseek_v3", {"n_group": 5}, "n_group 5, which does not divide its 32 experts"),
+        ("deepseek_v3", {"topk_group": 5}, "topk_group 5, which is more than its n_group 4"),
+    ],
+)
+def test_a_gate_that_is_not_known_is_said(family: str, changes: dict[str, Any], words: str) -> None:
+    config = parse_config({**BASE, **FAMILIES[family][0], **changes}, "m", source="s")
+    assert config.gate == PLAIN
+    assert config.gate_reason.startswith("the gate of m ")
+    assert words in config.gate_reason
+    reason = router_reason(rank_shape(config, experts=None, top_k=None, tp_size=1))
+    assert reason == f"{config.gate_reason}; balanced, uniform, zipf or single_expert is allowed"
+
+
+def test_more_experts_than_the_chosen_groups_hold_is_said() -> None:
+    config = parse_config({**BASE, **FAMILIES["deepseek_v3"][0]}, "m", source="s")
+    assert router_reason(rank_shape(config, experts=None, top_k=16, tp_size=1)) is None
+    reason = router_reason(rank_shape(config, experts=None, top_k=17, tp_size=1))
+    assert reason is not None
+    assert reason.startswith("the gate of m chooses among the 16 experts of 2 groups, which are fewer than top_k 17; ")
 
 
 def test_what_is_left_out_is_said() -> None:
@@ -133,6 +228,9 @@ def test_dense_config_is_cut(write_config: Any) -> None:
         ({**BASE, "hidden_size": "64"}, ["hidden_size", "whole number", "'64'"]),
         ({**BASE, "num_experts": 2.5, "num_experts_per_tok": 1}, ["num_experts", "whole number", "2.5"]),
         ({**BASE, "num_experts": 8, "top_k": 2, "routed_scaling_factor": -1}, ["routed_scaling_factor", "above 0"]),
+        ({**BASE, **FAMILIES["deepseek_v3"][0], "n_group": 2.5}, ["n_group", "whole number", "2.5"]),
+        ({**BASE, **FAMILIES["deepseek_v3"][0], "topk_group": 0}, ["topk_group", "at least 1"]),
+        ({**BASE, **FAMILIES["deepseek_v3"][0], "topk_group": None}, ["lacks topk_group"]),
         ({**BASE, "num_experts": 8, "top_k": 2, "mlp_only_layers": 3}, ["layers with experts", "mlp_only_layers"]),
         ({**BASE, "num_experts": 8, "top_k": 2, "first_k_dense_replace": 12}, ["layers with experts"]),
     ],

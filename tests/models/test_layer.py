@@ -102,7 +102,7 @@ def test_routed_scaling_reaches_the_weights(write_config: Any, cpu: DeviceInfo) 
 
 
 def test_unsupported_gate_is_refused_not_replaced(write_config: Any, cpu: DeviceInfo) -> None:
-    path = write_config("v3", **{**MOE, "model_type": "deepseek_v3"})
+    path = write_config("v3", **{**MOE, "model_type": "deepseek_v3", "scoring_func": "sqrtsoftplus"})
     source = load_layer_source(RunSpec(model=str(path)), cpu)
     assert source.router_logits(source.hidden_states(2)) is None
     assert source.resolved["router"] == "none"

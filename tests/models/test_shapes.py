@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from workbench.errors import InvalidInput
-from workbench.models.shapes import PRESETS, model_shape, router_reason
+from workbench.models.shapes import PRESETS, Gate, model_shape, router_reason
 from workbench.spec import RunSpec
 
 PUBLIC = {  # experts, hidden, channels, top_k, renormalise, MoE layers
@@ -80,11 +80,13 @@ def test_experts_equal_to_the_models_own_are_accepted() -> None:
     assert model_shape(RunSpec(model="mixtral-8x7b", experts=8)) == model_shape(RunSpec(model="mixtral-8x7b"))
 
 
-def test_only_the_gate_that_is_no_softmax_is_refused() -> None:
-    reasons = {name: router_reason(model_shape(RunSpec(model=name))) for name in PRESETS}
-    assert [name for name, reason in reasons.items() if reason] == ["deepseek-v3"]
-    assert "sigmoid" in str(reasons["deepseek-v3"])
-    assert "balanced" in str(reasons["deepseek-v3"])
+def test_the_gate_of_every_preset_runs() -> None:
+    shapes = {name: model_shape(RunSpec(model=name)) for name in PRESETS}
+    assert {name: router_reason(shape) for name, shape in shapes.items()} == dict.fromkeys(PRESETS)
+    v3 = Gate(scoring="sigmoid", correction_bias=True, num_groups=8, topk_group=4, group_score="top2_sum")
+    assert {name: shape.gate for name, shape in shapes.items()} == {**dict.fromkeys(PRESETS, Gate()), "deepseek-v3": v3}
+    assert {name for name, shape in shapes.items() if shape.routed_scaling_factor != 1.0} == {"deepseek-v3"}
+    assert shapes["deepseek-v3"].routed_scaling_factor == 2.5
 
 
 def test_shapes_need_no_torch() -> None:

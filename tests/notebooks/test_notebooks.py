@@ -13,6 +13,7 @@ import nbformat
 import pytest
 
 import workbench
+from workbench.sweeps.loader import RECORDINGS
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -33,7 +34,7 @@ def write(path: Path, *cells: str) -> Path:
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["00_workbench.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == ["00_workbench.ipynb", "fused_moe_splitk.ipynb"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -71,6 +72,17 @@ def test_the_workbench_notebook_runs_to_its_end_and_leaves_its_exports(tmp_path:
     frozen = [output.data for output in outputs if "application/vnd.plotly.v1+json" in output.get("data", {})]
     assert len(frozen) == 3
     assert any("12 ok" in output.get("text", "") for output in outputs)
+
+
+def test_the_split_k_notebook_runs_to_its_end_with_or_without_its_recording(tmp_path: Path) -> None:
+    done = headless(ROOT / "notebooks" / "fused_moe_splitk.ipynb", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    copy = nbformat.read(tmp_path / "fused_moe_splitk-executed" / "fused_moe_splitk.ipynb", as_version=4)
+    said = "".join(str(output) for cell in copy.cells for output in cell.get("outputs", []))
+    recorded = (RECORDINGS / "h200-splitk.parquet").is_file()
+    assert ("h200-splitk is not among the recorded sweeps." in said) == (not recorded)
+    assert "speedup" in said
+    assert "same_bits" in said
 
 
 def test_a_cell_that_fails_gives_a_failing_status_and_a_copy_to_read(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from stand_in import HERE, NASTY, failed_record, ok_record
 
 from workbench.errors import InvalidInput
 from workbench.record import Metric, Status
-from workbench.report.compare import default_baseline, parse_baseline, speedups
+from workbench.report.compare import default_baseline, describe, parse_baseline, speedups
 from workbench.report.page import page
 from workbench.report.summary import MOST_ROWS, code, escape, summary
-from workbench.report.table import failures, results_table
-from workbench.spec import RunSpec
+from workbench.report.table import failures, name_of, results_table
+from workbench.spec import Modes, RunSpec
 from workbench.sweeps.results import Results
 from workbench.sweeps.spec import SweepSpec
 from workbench.units import microseconds
@@ -84,9 +84,38 @@ def test_other_machines_are_no_baseline() -> None:
     assert [str(s) for s in found[4:8]] == ["baseline"] * 4
 
 
+def test_a_split_that_is_as_tuned_can_be_the_baseline() -> None:
+    specs = [RunSpec(modes=Modes(moe_backend="triton", split_k=split)) for split in (None, 2, 4)]
+    frame = Results(tuple(ok_record(spec, us) for spec, us in zip(specs, (100.0, 50.0, 200.0), strict=True))).frame()
+    base = parse_baseline(["split-k=none"])
+    assert base == {"split_k": None}
+    assert describe(base) == "split_k=none"
+    assert [str(s) for s in speedups(frame, base)] == ["baseline", "2.00x", "0.50x"]
+    assert default_baseline(frame) == base
+    assert [str(s) for s in speedups(frame, {"split_k": 2})] == ["0.50x", "baseline", "0.25x"]
+
+
+def test_the_table_names_what_is_not_plain_and_how_many_results_differed() -> None:
+    spec = RunSpec(modes=Modes(moe_backend="triton", split_k=4, reduction="atomic", quant="int8"))
+    again = ok_record(spec, 10.0, resolved={"distinct_outputs": 5, "split_k": 4, "arithmetic": "int8 x int8"})
+    results = Results((again,))
+    table = results_table(results)
+    assert table.shared["split_k"] == "4"
+    assert table.shared["reduction"] == "atomic"
+    assert "group_size" not in table.shared
+    assert dict(zip(table.header, table.rows[0], strict=True))["distinct outputs"] == "5"
+    frame = results.frame()
+    assert frame["arithmetic"].tolist() == ["int8 x int8"]
+    assert frame["split_k_in_force"].tolist() == ["4"]
+    assert "split_k 4, reduction atomic" in name_of(again)
+    plain = results_table(Results((ok_record(RunSpec(), 10.0),)))
+    assert not {"split_k", "reduction", "zero_points", "activation_scale"} & set(plain.shared)
+    assert "distinct outputs" not in plain.header
+
+
 def test_baselines_are_read_as_modes() -> None:
     assert parse_baseline(["quant=bf16", "moe-backend=triton"]) == {"quant": "bf16", "moe_backend": "triton"}
-    with pytest.raises(InvalidInput, match="quant: must be fp32, bf16 or fp16, not 'fp4'"):
+    with pytest.raises(InvalidInput, match=r"quant: must be fp32, bf16, fp16, fp8_tensor, .* or mxfp4, not 'fp4'"):
         parse_baseline(["quant=fp4"])
     for bad in ("model=x", "quant"):
         with pytest.raises(InvalidInput, match="baseline: must be AXIS=VALUE with an axis of "):

@@ -9,7 +9,18 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from workbench.modes import BUILTIN_BACKENDS, L2, Cache, Compile, Graph, Quant, RoutingKind
+from workbench.modes import (
+    BACKENDS,
+    GROUP_SIZES,
+    L2,
+    ActivationScale,
+    Cache,
+    Compile,
+    Graph,
+    Quant,
+    Reduction,
+    RoutingKind,
+)
 from workbench.record import (
     Correctness,
     Difference,
@@ -58,7 +69,7 @@ def failed_record(spec: RunSpec, status: Status, reason: str = "it broke", envir
 
 def cost(spec: RunSpec) -> float:
     """Microseconds that depend on the modes and tokens alone."""
-    factor = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.5}[spec.modes.quant]
+    factor = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.5}.get(spec.modes.quant, 1.0)
     return (10.0 + spec.point.num_tokens) * factor / (1.0 if spec.modes.moe_backend == "reference" else 1.5)
 
 
@@ -114,9 +125,14 @@ FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "tp_size": st.integers(1, 8),
     "seed": st.integers(0, 2**31 - 1),
     "quant": st.sampled_from([str(v) for v in Quant]),
+    "group_size": st.sampled_from(GROUP_SIZES),
+    "zero_points": st.booleans(),
+    "activation_scale": st.sampled_from([str(v) for v in ActivationScale]),
+    "split_k": st.one_of(st.none(), st.integers(1, 64)),
+    "reduction": st.sampled_from([str(v) for v in Reduction]),
     "routing": st.sampled_from([str(v) for v in RoutingKind]),
     "zipf_exponent": st.floats(min_value=0.01, max_value=10),
-    "moe_backend": st.one_of(st.sampled_from(BUILTIN_BACKENDS), names),
+    "moe_backend": st.one_of(st.sampled_from(BACKENDS), names),
     "compile": st.sampled_from([str(v) for v in Compile]),
     "dynamic": st.booleans(),
     "graph": st.sampled_from([str(v) for v in Graph]),

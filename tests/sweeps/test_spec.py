@@ -64,7 +64,7 @@ def test_subjects_change_slowest_and_tokens_fastest() -> None:
         ({"axes": {"num_tokens": [16, 1]}}, "num_tokens: must be in ascending order, not 16, 1"),
         ({"axes": {"num_tokens": [0, 1]}}, "num_tokens: must be a whole number of at least 1, not 0"),
         ({"axes": {"num_tokens": [-4]}}, "num_tokens: must be a whole number of at least 1, not -4"),
-        ({"axes": {"quant": ["bf16", "fp9"]}}, "quant: must be fp32, bf16 or fp16, not 'fp9'"),
+        ({"axes": {"quant": ["bf16", "fp9"]}}, "quant: must be fp32, bf16, fp16, fp8_tensor, "),
         ({"axes": {"quant": ["bf16", "bf16"]}}, "quant: bf16 is given twice"),
         ({"axes": {"quant": []}}, "quant: must have at least one value"),
         ({"axes": {"quant": "bf16"}}, "quant: must be a list of values, not 'bf16'"),
@@ -98,6 +98,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 
 def test_axis_words() -> None:
     assert parse_axes(["top-k=none,2", "dynamic=true", "top_k=4"]) == {"top_k": (None, 2, 4), "dynamic": (True,)}
+    assert parse_axes(["split-k=none,1,4", "zero_points=false"]) == {"split_k": (None, 1, 4), "zero_points": (False,)}
     assert parse_axes(['model=["a,b","c"]']) == {"model": ("a,b", "c")}
     with pytest.raises(InvalidInput, match="axis: must be NAME=VALUE"):
         parse_axes(["num_tokens"])
@@ -121,7 +122,7 @@ def test_presets_follow_the_device() -> None:
     assert gpu.axes["routing"] == ("model", "balanced", "uniform", "zipf", "single_expert")
     for name in PRESETS:
         assert preset(name, H200).name == name
-    with pytest.raises(InvalidInput, match="preset: must be main, quick or shapes, not 'all'"):
+    with pytest.raises(InvalidInput, match="preset: must be main, quick, shapes or fused-moe-splitk, not 'all'"):
         preset("all", CPU)
 
 

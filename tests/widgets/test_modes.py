@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
 import workbench
 from workbench.devices import DeviceInfo, find_device
 from workbench.errors import InvalidInput
+from workbench.plots import choose
 from workbench.spec import Modes, RunSpec
 from workbench.sweeps.spec import SweepSpec
 from workbench.widgets import ModePanel
@@ -70,6 +72,78 @@ def test_a_gpu_can_honour_them() -> None:
     modes = ModePanel(device=GPU)
     for axis, value in (("graph", "full"), ("compile", "reduce-overhead")):
         assert not modes.axes[axis].button(value).disabled
+
+
+def shown(modes: ModePanel, axis: str) -> bool:
+    return modes.axes[axis].view.layout.display != "none"
+
+
+def test_rows_that_mean_nothing_beside_the_others_are_not_there() -> None:
+    modes = ModePanel(device=GPU)
+    dependent = ("group_size", "zero_points", "activation_scale", "split_k", "reduction")
+    assert [shown(modes, axis) for axis in dependent] == [False] * 5
+    modes.axes["quant"].button("int4").value = True
+    assert [shown(modes, axis) for axis in dependent] == [True, True, False, False, False]
+    assert not modes.axes["group_size"].button(32).disabled
+    modes.axes["quant"].button("fp8_tensor").value = True
+    assert shown(modes, "activation_scale")
+    modes.axes["moe_backend"].button("triton").value = True
+    modes.axes["moe_backend"].button("reference").value = False
+    assert [shown(modes, axis) for axis in dependent] == [True] * 5
+    assert modes.axes["split_k"].button(None).description == "as tuned"
+    atomic = modes.axes["reduction"].button("atomic")
+    assert not atomic.disabled
+    modes.axes["split_k"].button(1).value = True
+    modes.axes["split_k"].button(None).value = False
+    assert atomic.disabled
+    assert atomic.tooltip == modes.axes["reduction"].reason("atomic")
+    assert "split_k 1 leaves one part" in atomic.tooltip
+    modes.axes["split_k"].button(4).value = True
+    assert not atomic.disabled
+    atomic.value = True
+    assert modes.sweep_spec.axes["split_k"] == (1, 4)
+    assert modes.sweep_spec.axes["reduction"] == ("deterministic", "atomic")
+    names = {name: getattr(workbench, name) for name in ("LayerPoint", "Modes", "RunSpec", "SweepSpec")}
+    assert eval(modes.code, names) == modes.sweep_spec
+
+
+def test_what_was_set_stays_in_sight_and_locks_nothing_else() -> None:
+    modes = ModePanel(device=GPU)
+    modes.spec = RunSpec(modes=Modes(quant="int4", zero_points=True, group_size=32))
+    for quant in ("bf16", "fp8_block", "mxfp4"):
+        assert not modes.axes["quant"].button(quant).disabled, quant
+    modes.axes["quant"].button("bf16").value = True
+    modes.axes["quant"].button("int4").value = False
+    assert modes.spec.modes.zero_points
+    assert shown(modes, "zero_points")
+    assert "for quant int4" in modes.axes["zero_points"].reason(True)
+
+
+def test_deep_gemm_is_offered_and_says_why_not(modes: ModePanel) -> None:
+    assert modes.axes["moe_backend"].button("deep_gemm").disabled
+    assert "deep_gemm" in modes.axes["moe_backend"].reason("deep_gemm")
+
+
+def test_recorded_splits_are_chosen_among_and_as_tuned_is_one_of_them() -> None:
+    modes = ModePanel(device=CPU)
+    rows = [
+        RunSpec(modes=Modes(moe_backend="triton", split_k=split)).replace(num_tokens=tokens).flat()
+        | {"latency_us": 1.0}
+        for split in (None, 2, 4)
+        for tokens in (1, 16)
+    ]
+    frame = pd.DataFrame(rows)
+    frame["split_k"] = pd.array(frame["split_k"].tolist(), dtype="Int64")
+    modes.offer(frame)
+    assert shown(modes, "split_k")
+    assert not shown(modes, "group_size")
+    assert modes.selection()["split_k"] == (None, 2, 4)
+    modes.axes["split_k"].button(2).value = False
+    kept = choose(frame, {name: on for name, on in modes.selection().items() if name in frame})
+    assert len(kept) == 4
+    assert modes.described().axes["split_k"] == (None, 4)
+    modes.offer(None)
+    assert not shown(modes, "split_k")
 
 
 def test_a_value_that_is_on_can_always_be_turned_off(modes: ModePanel) -> None:

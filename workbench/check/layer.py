@@ -29,6 +29,7 @@ class Variant:
         uncaptured: the same callable without the graph around it (compiled or eager); None where there is no graph.
         output: a graph's static output, filled with NaN before every replay; None where there is none.
         compiled: whether `torch.compile` is in it.
+        repeatable: whether each run of the same inputs gives the same bits; False where atomics add up in any order.
     """
 
     run: Run
@@ -36,6 +37,7 @@ class Variant:
     uncaptured: Run | None = None
     output: torch.Tensor | None = None
     compiled: bool = False
+    repeatable: bool = True
 
     @property
     def plain(self) -> bool:
@@ -128,7 +130,7 @@ def _mode(
 ) -> tuple[Difference, bool | None, str]:
     """Both problems once more, eager at the same size: `(worst difference, bit for bit, why not)`."""
     worst: Difference | None = None
-    bitwise = None if variant.uncaptured is None else True
+    bitwise = None if variant.uncaptured is None or not variant.repeatable else True
     for problem, out in zip(problems, outs, strict=True):
         check()
         inputs.load(problem.x, problem.routing)
@@ -166,6 +168,16 @@ def _refused(why: str, truth: Truth, rows: int) -> Correctness:
         passed=False,
         reason=why,
     )
+
+
+def distinct_outputs(run: Run, times: int) -> int:
+    """How many different results, bit for bit, `times` runs on the same inputs give."""
+    found: list[torch.Tensor] = []
+    for _ in range(times):
+        out = run()
+        if not any(_same(out, other) for other in found):
+            found.append(out.clone())
+    return len(found)
 
 
 def poison(inputs: Inputs, top_k: int) -> None:

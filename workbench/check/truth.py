@@ -10,11 +10,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
-from moe_kernels import ExpertWeights, Routing, fused_experts
+from moe_kernels import ExpertWeights, Routing
 
+from workbench.check.activations import roundings, with_fixed_scales
 from workbench.check.budget import kernel_budget
 from workbench.check.difference import difference
-from workbench.check.oracle import checked_rows, dequantized, oracle
+from workbench.check.oracle import checked_rows, dequantized, oracle, plain_layer
 from workbench.models.source import LayerSource
 
 KEPT = 32
@@ -50,7 +51,8 @@ class Truth:
     Attributes:
         rows: int64 `[R]`.
         total: from the unquantised weights and inputs.
-        kernel: from the dequantised weights and the inputs as the layer meets them.
+        kernel: from the dequantised weights, with the inputs as the layer meets them and both they and the intermediate
+            quantised as the scheme does.
         dense: the uncut MLP's own output; None where there is none.
         budget: largest relative L2 error against `kernel`.
         cut_error: `total` against `dense`; None where there is no `dense`.
@@ -67,12 +69,16 @@ class Truth:
 
 
 def find_truth(source: LayerSource, weights: ExpertWeights, problem: Problem, seed: int) -> Truth:
-    """Work out what is right, and the budget from the error of plain eager code on the same rows."""
+    """Work out what is right, and the budget from the error of plain eager code on the same rows.
+
+    That code computes in the compute dtype on the dequantised weights and on activations quantised by the scheme.
+    """
     rows_R = checked_rows(problem.x.shape[0], seed)
     part = problem.rows(rows_R)
+    weights = with_fixed_scales(weights, problem.x, problem.routing)
     total = oracle(part.x_float32, part.routing, source.expert, weights.num_experts)
-    kernel = oracle(part.x, part.routing, dequantized(weights), weights.num_experts)
-    eager = fused_experts(part.x, weights, part.routing, impl="reference")
+    problem_of = (part.x, part.routing, dequantized(weights), weights.num_experts, roundings(weights))
+    kernel, eager = oracle(*problem_of), plain_layer(*problem_of, part.x.dtype)
     dense = source.dense_output(part.x_float32)
     return Truth(
         rows=rows_R,

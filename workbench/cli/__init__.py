@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from workbench.cli import commands
 from workbench.cli.options import spec_options
+from workbench.cli.tune import tune as tune_command
 from workbench.errors import DeviceBusy, InvalidInput
 
 BAD_INPUT, BUSY, INTERRUPTED = 2, 3, 130
@@ -64,6 +65,7 @@ app.command("sweep")(spec_options(commands.run_sweep))
 app.command("show")(commands.show)
 app.command("export")(commands.export)
 app.command("env")(commands.env)
+app.command("tune")(tune_command)
 app.command("lab")(commands.lab)
 
 

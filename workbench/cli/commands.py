@@ -10,10 +10,11 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from workbench.cli.options import word
 from workbench.cli.screen import Progressing, print_results, print_table, say
 from workbench.devices import find_device
 from workbench.errors import InvalidInput
-from workbench.modes import BUILTIN_BACKENDS, Compile, Graph, Quant, RoutingKind
+from workbench.modes import BACKENDS, GROUP_SIZES, ActivationScale, Compile, Graph, Quant, Reduction, RoutingKind
 from workbench.record import Status
 from workbench.report.compare import parse_baseline
 from workbench.report.table import FROM_IDLE
@@ -29,11 +30,16 @@ from workbench.units import microseconds
 Texts = Optional[list[str]]  # noqa: UP045 - typer reads these at run time
 Text = Optional[str]  # noqa: UP045
 File = Optional[Path]  # noqa: UP045
-TOGGLES: dict[str, tuple[str, ...]] = {
+TOGGLES: dict[str, tuple[Any, ...]] = {
     "compile": tuple(Compile),
     "graph": tuple(Graph),
     "quant": tuple(Quant),
-    "moe_backend": BUILTIN_BACKENDS,
+    "group_size": GROUP_SIZES,
+    "zero_points": (False, True),
+    "activation_scale": tuple(ActivationScale),
+    "moe_backend": BACKENDS,
+    "split_k": (None, 1, 2, 4, 8),
+    "reduction": tuple(Reduction),
     "routing": tuple(RoutingKind),
 }
 
@@ -44,12 +50,12 @@ def modes(given: dict[str, Any]) -> None:
     device = find_device(base.device)
     rows = []
     for axis, values in TOGGLES.items():
-        own = str(base.flat()[axis])
+        own = base.flat()[axis]
         for value in (*values, *(() if own in values else (own,))):
             reasons = find_reasons(base.replace(**{axis: value}), device)
-            mark = "*" if own == str(value) else ""
+            mark = "*" if own == value else ""
             state = "unavailable" if reasons else "available"
-            rows.append((axis, str(value) + mark, state, " ".join(reason.sentence for reason in reasons)))
+            rows.append((axis, word(value) + mark, state, " ".join(reason.sentence for reason in reasons)))
     print_table(("axis", "value", "here", "why not"), rows)
     say(f"On {device.name}; * is the base run's own value: {base.command}")
 

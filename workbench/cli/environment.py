@@ -72,6 +72,8 @@ def missing() -> list[str]:
         said.append("no NVIDIA GPU (none found through NVML): triton, graphs and autotuning cannot run")
     elif package_version("torch").endswith("+cpu"):
         said.append("torch is a CPU build, so the GPU cannot be used; install torch with CUDA")
+    if gpus() and find_spec("deep_gemm") is None:
+        said.append("deep_gemm, for the backend of that name; pip install 'moe-workbench[deep-gemm]'")
     said += [f"{name}, for {use}" for name, use in NEEDED_FOR.items() if find_spec(name) is None]
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         said.append("a C++ compiler, which torch.compile needs on a CPU")

@@ -10,7 +10,19 @@ from typing import Any, Optional
 import typer
 
 from workbench.errors import choices
-from workbench.modes import BUILTIN_BACKENDS, L2, Cache, Compile, Graph, Quant, RoutingKind, Subject
+from workbench.modes import (
+    BACKENDS,
+    GROUP_SIZES,
+    L2,
+    ActivationScale,
+    Cache,
+    Compile,
+    Graph,
+    Quant,
+    Reduction,
+    RoutingKind,
+    Subject,
+)
 from workbench.spec import BOOLEAN, FIELDS, RunSpec, parse_value
 
 HELP = {
@@ -29,13 +41,23 @@ HELP = {
     "dynamic": "Whether torch.compile makes code for any number of tokens.",
     "graph": f"CUDA graph: {choices(Graph)}.",
     "quant": f"Format of weights and arithmetic: {choices(Quant)}.",
-    "moe_backend": f"Who computes the experts: {choices(BUILTIN_BACKENDS)}, or a registered one.",
+    "moe_backend": f"Who computes the experts: {choices(BACKENDS)}, or a registered one.",
+    "group_size": f"Columns that share a scale, of int4: {choices(GROUP_SIZES)}.",
+    "zero_points": "Whether each group of int4 has a zero point.",
+    "activation_scale": f"Scale of activations; static for fp8_tensor: {choices(ActivationScale)}.",
+    "split_k": "Parts that triton splits each K loop into; none is as tuned.",
+    "reduction": f"How those parts are added up: {choices(Reduction)}.",
     "routing": f"Which experts tokens choose: {choices(RoutingKind)}.",
     "zipf_exponent": "Skew of zipf routing.",
     "num_tokens": "Number of tokens of one call.",
 }
 _DEFAULTS = RunSpec().flat()
 GIVEN = "given"
+
+
+def word(value: object) -> str:
+    """A value as it is typed: `none`, `true`, `4`."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def flag(name: str) -> str:
@@ -45,9 +67,7 @@ def flag(name: str) -> str:
 
 def _parameter(name: str) -> inspect.Parameter:
     default = _DEFAULTS[name]
-    words = HELP[name] + (
-        "" if default is None else f" [default: {str(default).lower() if BOOLEAN[name] else default}]"
-    )
+    words = HELP[name] + ("" if default is None else f" [default: {word(default)}]")
     if BOOLEAN[name]:
         option = typer.Option(None, f"{flag(name)}/--no-{flag(name)[2:]}", help=words, show_default=False)
         kind: Any = Optional[bool]  # noqa: UP045 - typer reads this at run time

@@ -1,4 +1,4 @@
-"""Backends of a user's own: `package.module:function`, imported in the worker alone."""
+"""Backends that are not built in, imported in the worker alone: known ones, and `package.module:function`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from moe_kernels import backends, register_backend
 
 from workbench.engines.faults import Unsupported
-from workbench.modes import BUILTIN_BACKENDS
+from workbench.modes import BUILTIN_BACKENDS, PEER_BACKENDS
 
 
 def prepare_backend(name: str) -> None:
@@ -21,6 +21,10 @@ def prepare_backend(name: str) -> None:
         Unsupported: the module cannot be imported, or holds no such function.
     """
     if name in BUILTIN_BACKENDS or name in backends():
+        return
+    if name in PEER_BACKENDS:
+        peer = import_module(f"workbench.peers.{name}")
+        register_backend(name, peer.run, peer.supports)
         return
     module, _, function = name.partition(":")
     try:

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 
 import torch
 from moe_kernels import ExpertWeights, Routing, resolve_config, resolve_impl
-from moe_kernels.types import TORCH_DTYPE
-from moe_kernels.types import Quant as KernelQuant
 
 from workbench.check.difference import difference
-from workbench.check.layer import Variant, check_layer
+from workbench.check.layer import Variant, check_layer, distinct_outputs
 from workbench.check.truth import Problem, Truth
 from workbench.devices import Datasheet, DeviceInfo, datasheet
 from workbench.engines.backends import prepare_backend
 from workbench.engines.draft import Draft
 from workbench.engines.faults import Fault, Unsupported, describe
+from workbench.engines.resolved import arithmetic, layer_work, routing_flips, split_in_force
 from workbench.engines.session import PointSession, peak_bytes, release_memory, reset_peak, used_bytes
-from workbench.measure.floor import SampleWork, implausible_reason, sample_work, weigh
+from workbench.measure.floor import implausible_reason, weigh
 from workbench.measure.timer import Timer, nothing
 from workbench.models.layer import LayerSource
-from workbench.modes import Cache, Compile, Graph, RoutingKind
+from workbench.models.source import CALIBRATION_ROWS
+from workbench.modes import ActivationScale, Cache, Compile, Graph, Reduction, RoutingKind
 from workbench.record import Metric, Record, Status
 from workbench.runtime.compile import CompileCount, cold_caches, compile_count, strict_recompiles
 from workbench.runtime.graph import CAPTURE_MODE, CudaRecorder, FullGraph
@@ -40,6 +40,7 @@ MAX_ROUTINGS = 32
 ROUTING_BYTES = 2**28
 # One call compiles, one settles; inductor's own graphs need one to warm up, one to record and one to replay.
 WARM_CALLS, WARM_CALLS_OF_INDUCTORS_GRAPHS = 2, 3
+REPEATS = 8  # runs that show whether a split K loop gives the same bits again
 
 
 def run_point(
@@ -105,10 +106,11 @@ class _Run:
             raise Unsupported(" ".join(dict.fromkeys(reason.sentence for reason in reasons)))
         prepare_backend(spec.modes.moe_backend)
         source, weights = self._load()
-        problems, routings = self._problems(source)
+        problems, routings = self._problems(source, weights.dtype)
         self._resolve(weights, problems[0])
         inputs = Inputs(problems[0].x, problems[0].routing)
-        base = layer_function(weights, spec.modes.moe_backend)
+        modes = spec.modes
+        base = layer_function(weights, modes.moe_backend, split_k=modes.split_k, reduction=modes.reduction)
         reset_peak(session.torch_device)
         function = self._warm(inputs, base)
         graph = self._capture(inputs, function)
@@ -136,18 +138,23 @@ class _Run:
             "hidden_size": source.shape.hidden_size,
             "intermediate_size": source.shape.intermediate_size,
             **source.resolved,
+            **arithmetic(spec, self.device),
         }
         draft.notes += source.notes
+        if spec.modes.activation_scale is ActivationScale.STATIC:
+            draft.notes.append(
+                f"Activation scales are fixed by the first {CALIBRATION_ROWS} rows of inputs, each run through every "
+                "expert."
+            )
         self.check()
         return source, weights
 
-    def _problems(self, source: LayerSource) -> tuple[tuple[Problem, Problem], list[Routing]]:
+    def _problems(self, source: LayerSource, dtype: torch.dtype) -> tuple[tuple[Problem, Problem], list[Routing]]:
         """Two problems of the same size for the check, and the routings that samples go through in turn."""
         spec, tokens = self.spec, self.spec.point.num_tokens
         bytes_each = 8 * tokens * source.shape.top_k
         count = max(2, min(spec.samples, MAX_ROUTINGS, ROUTING_BYTES // bytes_each))
         routings = source.routings(spec.modes.routing, tokens, count, spec.modes.zipf_exponent)
-        dtype = TORCH_DTYPE[KernelQuant(spec.modes.quant.value)]
         hidden = source.hidden_states(tokens + 1)
         first, second = (
             Problem(x=part.to(dtype), x_float32=part, routing=routing)
@@ -170,9 +177,13 @@ class _Run:
                 intermediate_size=weights.intermediate_size,
                 top_k=problem.routing.topk_ids.shape[1],
                 dtype=problem.x.dtype,
+                quant=weights.quant.value,
+                group_size=weights.group_size,
                 device=problem.x.device,
             )
             resolved |= {"kernel_config": json.dumps(config), "kernel_config_source": source}
+            resolved["split_k"] = split_in_force(spec.modes.split_k, config)
+            resolved["reduction"] = spec.modes.reduction.value
 
     def _warm(self, inputs: Inputs, base: LayerFunction) -> LayerFunction:
         """Compile and warm with the very shape; seconds and counts of what was compiled go to the draft."""
@@ -249,7 +260,9 @@ class _Run:
         spec, draft, modes = self.spec, self.draft, self.spec.modes
         self.check()
         self.progress("checking", f"{spec.point.num_tokens} tokens against float64")
-        key = (self.session.source_key(spec), modes.quant, modes.routing, modes.zipf_exponent, spec.point.num_tokens)
+        session = self.session
+        made = (session.source_key(spec), session.weights_key(spec))
+        key = (*made, modes.routing, modes.zipf_exponent, spec.point.num_tokens)
         truth = self.session.truths.find(key, source, weights, problems[0], spec.seed)
         variant = Variant(
             run=graph.replay if graph else lambda: inputs.call(function),
@@ -257,14 +270,22 @@ class _Run:
             uncaptured=(lambda: inputs.call(function)) if graph else None,
             output=graph.output if graph else None,
             compiled=modes.compile is not Compile.NONE,
+            repeatable=not (modes.reduction is Reduction.ATOMIC and self._is_split()),
         )
         correctness, got = check_layer(variant, inputs, problems, truth, self.check)
-        if flips := _flips(source, problems[0], spec):
+        if flips := routing_flips(source, problems[0], spec):
             correctness = correctness.model_copy(update=flips)
         draft.correctness = correctness
         if not correctness.passed:
             draft.status, draft.reason = Status.INCORRECT, correctness.reason
         self._compare_dense(truth, got)
+        if correctness.passed and self._is_split():
+            inputs.load(problems[0].x, problems[0].routing)
+            draft.resolved["distinct_outputs"] = distinct_outputs(variant.run, REPEATS)
+
+    def _is_split(self) -> bool:
+        """Whether a K loop is split, by what is in force."""
+        return self.draft.resolved.get("split_k", 1) != 1
 
     def _compare_dense(self, truth: Truth, got: torch.Tensor | None) -> None:
         """Against the whole MLP, where experts are cut from one: this output, or what leaving experts out costs."""
@@ -306,7 +327,7 @@ class _Run:
         later = peak_bytes(session.torch_device)
         if peak is not None and later is not None:
             draft.memory["peak_bytes"] = max(peak, later - timed.evictor_bytes)
-        each = [_sample_work(source, spec, routing) for routing in routings]
+        each = [layer_work(source, spec, routing) for routing in routings]
         works = [each[index % len(each)] for index in range(spec.samples)]
         sheet = peak_rates(self.device)
         impossible = implausible_reason(works, timed.samples_us, spec.modes.quant, sheet, spec.l2)
@@ -346,22 +367,3 @@ def _stepping(function: LayerFunction) -> LayerFunction:
         return function(x_TD, topk_weights_TK, topk_ids_TK)
 
     return call
-
-
-def _flips(source: LayerSource, problem: Problem, spec: RunSpec) -> dict[str, int] | None:
-    """Tokens whose set of experts changes when the gate reads the rounded inputs; None where routing is given."""
-    if spec.modes.routing is not RoutingKind.MODEL:
-        return None
-    exact, rounded = source.router_logits(problem.x_float32), source.router_logits(problem.x)
-    if exact is None or rounded is None:
-        return None
-    sets = [logits.topk(source.shape.top_k).indices.sort(dim=-1).values for logits in (exact, rounded)]
-    return {"routing_flips": int((sets[0] != sets[1]).any(dim=-1).sum())}
-
-
-def _sample_work(source: LayerSource, spec: RunSpec, routing: Routing) -> SampleWork:
-    ids = routing.topk_ids
-    chosen = ids[(ids >= 0) & (ids < source.shape.num_experts)]
-    return sample_work(
-        source.shape, spec.modes.quant, spec.point.num_tokens, int(chosen.unique().numel()), int(chosen.numel())
-    )

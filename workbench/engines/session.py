@@ -11,7 +11,7 @@ from moe_kernels import ExpertWeights
 from workbench.check.truth import TruthCache
 from workbench.devices import DeviceInfo
 from workbench.models.layer import LayerSource, load_layer_source
-from workbench.modes import Compile, Quant
+from workbench.modes import Compile
 from workbench.record import Environment
 from workbench.runtime.compile import compile_layer
 from workbench.runtime.inputs import LayerFunction
@@ -28,7 +28,7 @@ class PointSession:
         self.truths = TruthCache()
         self.poisoned = ""
         self._source: tuple[Hashable, LayerSource] | None = None
-        self._weights: tuple[Quant, ExpertWeights] | None = None
+        self._weights: tuple[Hashable, ExpertWeights] | None = None
         self._compiled: tuple[Hashable, LayerFunction] | None = None
 
     def source_key(self, spec: RunSpec) -> Hashable:
@@ -43,24 +43,36 @@ class PointSession:
             self._source = (key, load_layer_source(spec, self.device))
         return self._source[1]
 
+    def weights_key(self, spec: RunSpec) -> Hashable:
+        """What the weights of one source depend on."""
+        modes = spec.modes
+        return (modes.quant, modes.group_size, modes.zero_points, modes.activation_scale)
+
     def weights(self, spec: RunSpec, source: LayerSource) -> ExpertWeights:
         """The source's weights in the format asked for.
 
         Another format is dropped first: memory at rest is then that of this run and no other.
         """
-        quant = spec.modes.quant
-        if self._weights is None or self._weights[0] is not quant:
+        key, modes = self.weights_key(spec), spec.modes
+        if self._weights is None or self._weights[0] != key:
             if self._weights is not None:
                 self._weights = None
                 self.drop_compiled()
                 release_memory(self.torch_device)
-            self._weights = (quant, source.build_weights(quant))
+            weights = source.build_weights(
+                modes.quant,
+                group_size=modes.group_size,
+                zero_points=modes.zero_points,
+                activation_scale=modes.activation_scale,
+            )
+            self._weights = (key, weights)
         return self._weights[1]
 
     def _compiled_key(self, spec: RunSpec) -> Hashable:
         modes = spec.modes
         tokens = None if modes.dynamic or modes.compile is Compile.NONE else spec.point.num_tokens
-        return (self.source_key(spec), modes.compile, modes.dynamic, modes.quant, modes.moe_backend, tokens)
+        how = (modes.moe_backend, modes.split_k, modes.reduction, modes.compile, modes.dynamic)
+        return (self.source_key(spec), self.weights_key(spec), how, tokens)
 
     def has_compiled(self, spec: RunSpec) -> bool:
         """Whether `compiled` would give code that an earlier point left."""

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from workbench.arithmetic import activation_bytes, expert_bytes, rate_name
 from workbench.devices import Datasheet
 from workbench.measure.timer import middle
 from workbench.models.shapes import ModelShape
 from workbench.modes import L2, Quant
 from workbench.record import Work
-from workbench.support import BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,25 @@ class SampleWork:
         return 1e6 * max(self.bytes / read, self.operations / rate)
 
 
-def sample_work(shape: ModelShape, quant: Quant, num_tokens: int, experts: int, slots: int) -> SampleWork:
+def sample_work(
+    shape: ModelShape,
+    quant: Quant,
+    num_tokens: int,
+    experts: int,
+    slots: int,
+    *,
+    group_size: int = 128,
+    zero_points: bool = False,
+) -> SampleWork:
     """Work of a sample that touches `experts` distinct experts over `slots` chosen slots (T * K where none is empty).
 
-    Bytes: the weights of the distinct experts once, the input once, the output once. Operations: two a weight a slot.
+    Bytes: the weights of the distinct experts with their scales once, the input once, the output once. Operations: two
+    a weight a slot. `group_size` and `zero_points` count for int4 alone.
     """
-    size = BYTES[quant]
-    per_expert = 3 * shape.hidden_size * shape.intermediate_size
-    moved = experts * per_expert * size + 2 * num_tokens * shape.hidden_size * size
-    return SampleWork(moved, 2 * slots * per_expert, experts)
+    hidden, channels = shape.hidden_size, shape.intermediate_size
+    each = expert_bytes(quant, hidden, channels, group_size=group_size, zero_points=zero_points)
+    moved = experts * each + 2 * num_tokens * hidden * activation_bytes(quant)
+    return SampleWork(moved, 2 * slots * 3 * hidden * channels, experts)
 
 
 def weigh(
@@ -49,8 +59,11 @@ def weigh(
     *,
     implausible: bool = False,
 ) -> Work:
-    """Summarise a series: medians over samples, the floor by this device's measured `roofs`."""
-    read, rate = roofs.get("read"), roofs.get(quant.value)
+    """Summarise a series: medians over samples, the floor by this device's measured `roofs`.
+
+    Without a roof of the format's arithmetic (fp8 and int8 have none on a CPU) there is no floor.
+    """
+    read, rate = roofs.get("read"), roofs.get(rate_name(quant))
     work = Work(
         bytes=round(middle([w.bytes for w in works])),
         operations=round(middle([w.operations for w in works])),
@@ -77,7 +90,7 @@ def implausible_reason(
     if sheet is None:
         return None
     read = sheet.read if l2 is L2.COLD else float("inf")
-    peaks = [w.floor_us(read, sheet.rates[quant.value]) for w in works]
+    peaks = [w.floor_us(read, sheet.rate(rate_name(quant))) for w in works]
     ratio = middle([peak / taken if taken > 0 else float("inf") for peak, taken in zip(peaks, samples_us, strict=True)])
     if ratio <= 1.0:
         return None

@@ -1,4 +1,4 @@
-"""A dense checkpoint's middle MLP and the hidden states that real text sends into it.
+"""A dense checkpoint's middle MLP and the hidden states that real text sends into it; a sparse one's correction bias.
 
 Only local files are read, never the network and never pickle.
 """
@@ -6,13 +6,16 @@ Only local files are read, never the network and never pickle.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib.util import find_spec
 from io import StringIO
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from workbench.devices import package_version
 from workbench.errors import InvalidInput
@@ -23,6 +26,46 @@ from workbench.models.shapes import PRESETS
 WINDOW = 1024
 MAX_ROWS = 4096
 TEXT = "pydoc_data.topics"
+_BIAS = re.compile(r"\blayers\.(\d+)\.(?:.*\.)?e_score_correction_bias$")
+
+
+class TrainedBias(NamedTuple):
+    """A gate's correction bias as it was trained.
+
+    Attributes:
+        values: float32 `[E]` on the CPU.
+        layer: whose gate it is.
+    """
+
+    values: torch.Tensor
+    layer: int
+
+
+def trained_bias(files: ModelFiles) -> TrainedBias | None:
+    """The correction bias of the middle one of the layers that have one; None where `gate_weights` hold none.
+
+    Raises:
+        InvalidInput: a file cannot be read, or the bias is not one finite number per expert.
+    """
+    found: dict[int, tuple[Path, str]] = {}
+    try:
+        for path in files.gate_weights:
+            with safe_open(str(path), framework="pt") as file:
+                found |= {int(match[1]): (path, key) for key in file.keys() if (match := _BIAS.search(key))}  # noqa: SIM118
+        if not found:
+            return None
+        layer = sorted(found)[len(found) // 2]
+        path, key = found[layer]
+        with safe_open(str(path), framework="pt") as file:
+            values = file.get_tensor(key).to(torch.float32)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput(f"model: {path} cannot be read as a safetensors file ({_short(error)})") from error
+    if values.shape != (files.config.num_experts,) or not bool(torch.isfinite(values).all()):
+        raise InvalidInput(
+            f"model: {key} in {path} must be {files.config.num_experts} finite numbers, one per expert; "
+            f"it is {list(values.shape)}"
+        )
+    return TrainedBias(values, layer)
 
 
 class _Reached(Exception):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import InvalidInput, choices
-from workbench.models.shapes import LayerConfig
+from workbench.models.shapes import SOFTMAX_GATE, Gate, LayerConfig
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 EXPERT_CHANNELS = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
@@ -27,7 +27,20 @@ SOFTMAX_GATES = {
     "jamba": False,
     "deepseek_v2": False,
 }
-RENORMALIZES = {**SOFTMAX_GATES, "deepseek_v3": True}
+# Families whose configuration describes the gate in DeepSeek's keys -> what their code takes where a key is missing.
+_V2 = {"scoring_func": "softmax", "topk_method": "greedy"}
+_V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True}
+_V3_GROUPS = {**_V3, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
+GATE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "deepseek_v2": _V2,
+    "deepseek_v3": _V3_GROUPS,
+    "deepseek_v32": _V3_GROUPS,
+    "glm4_moe": _V3,
+    "dots1": {**_V3, "norm_topk_prob": False},
+}
+# topk_method -> what ranks a group (none: all experts are one), and whether a bias corrects the choice.
+_METHODS = {"greedy": (None, False), "group_limited_greedy": ("max", False), "noaux_tc": ("top2_sum", True)}
+_SCORINGS = ("softmax", "sigmoid")
 _ALLOWED = "a config.json with a number of experts, or with intermediate_size for a dense MLP, is allowed"
 
 
@@ -79,18 +92,22 @@ def parse_config(data: Mapping[str, Any], name: str, *, source: str) -> LayerCon
         notes.append("The shared experts that every token passes are left out.")
     if family == "gpt_oss":
         notes.append("The experts' biases and clamped activation are left out.")
-    norm = data.get("norm_topk_prob")
+    known = {**GATE_DEFAULTS.get(family, {}), **data}
+    norm = known.get("norm_topk_prob")
+    experts = _size(data, (experts_key,), name)
+    gate, gate_reason = _gate(known, family, name, experts)
     return LayerConfig(
         name=name,
         hidden_size=hidden,
         channels=_size(data, EXPERT_CHANNELS, name),
-        num_experts=_size(data, (experts_key,), name),
+        num_experts=experts,
         top_k=_size(data, TOP_K, name),
-        renormalize=bool(RENORMALIZES.get(family, False) if norm is None else norm),
+        renormalize=bool(SOFTMAX_GATES.get(family, False) if norm is None else norm),
         num_layers=_moe_layers(data, layers, name),
         source=source,
-        routed_scaling_factor=_scaling(data, name),
-        gate_reason=_gate_reason(data, family, name),
+        routed_scaling_factor=_scaling(known, name),
+        gate=gate,
+        gate_reason=gate_reason,
         notes=tuple(notes),
     )
 
@@ -118,18 +135,39 @@ def _scaling(data: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
-def _gate_reason(data: Mapping[str, Any], family: str, name: str) -> str:
-    scoring = data.get("scoring_func", "softmax")
-    method = data.get("topk_method", "greedy")
-    groups = data.get("n_group") or 1
-    if family == "deepseek_v3" or scoring != "softmax":
-        return f"the gate of {name} ({family}: sigmoid or other scores, expert groups or a bias) is not supported"
-    if method != "greedy" or groups != 1:
-        return f"the gate of {name} ({family}: {method} over {groups} expert groups) is not supported"
-    if family not in SOFTMAX_GATES:
-        known = choices(sorted(SOFTMAX_GATES))
-        return f"the gate of {name} (model type {family}) is not known; known are those of {known}"
-    return ""
+def _gate(data: Mapping[str, Any], family: str, name: str, experts: int) -> tuple[Gate, str]:
+    """The model's gate, and why it cannot be run; empty where it can.
+
+    A configuration of any family that says both how scores are made and how experts are chosen describes its gate.
+    """
+    scoring = data.get("scoring_func")
+    method = data.get("topk_method")
+    if family not in GATE_DEFAULTS and (scoring is None or method is None):
+        if family not in SOFTMAX_GATES:
+            families = choices(sorted({*SOFTMAX_GATES, *GATE_DEFAULTS}))
+            return SOFTMAX_GATE, f"the gate of {name} (model type {family}) is not known; known are those of {families}"
+        scoring, method = scoring or "softmax", method or "greedy"
+        if (scoring, method) != ("softmax", "greedy"):
+            return SOFTMAX_GATE, (
+                f"the gate of {name} ({family}: scoring_func {scoring}, topk_method {method}) is not known"
+            )
+    if scoring not in _SCORINGS:
+        return SOFTMAX_GATE, f"the gate of {name} has scoring_func {scoring}; known are {choices(_SCORINGS)}"
+    if method not in _METHODS:
+        return SOFTMAX_GATE, f"the gate of {name} has topk_method {method}; known are {choices(_METHODS)}"
+    group_score, bias = _METHODS[method]
+    if group_score is None:
+        return Gate(scoring=scoring), ""
+    groups = 1 if data.get("n_group") is None else _size(data, ("n_group",), name)
+    kept = 1 if groups == 1 else _size(data, ("topk_group",), name)
+    if experts % groups:
+        return SOFTMAX_GATE, f"the gate of {name} has n_group {groups}, which does not divide its {experts} experts"
+    if kept > groups:
+        return SOFTMAX_GATE, f"the gate of {name} has topk_group {kept}, which is more than its n_group {groups}"
+    return (
+        Gate(scoring=scoring, correction_bias=bias, num_groups=groups, topk_group=kept, group_score=group_score),
+        "",
+    )
 
 
 def _moe_layers(data: Mapping[str, Any], layers: int, name: str) -> int:

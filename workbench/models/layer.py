@@ -6,7 +6,7 @@ import torch
 
 from workbench.devices import DeviceInfo
 from workbench.models.cache import Captured
-from workbench.models.checkpoint import MAX_ROWS, captured_layer
+from workbench.models.checkpoint import MAX_ROWS, captured_layer, trained_bias
 from workbench.models.dense_cut import DenseCut
 from workbench.models.locate import ModelFiles, find_files
 from workbench.models.random_layer import RandomLayer
@@ -26,7 +26,8 @@ def load_layer_source(spec: RunSpec, device: DeviceInfo) -> LayerSource:
     """The layer that `spec` names, on `device`.
 
     A dense checkpoint is cut into experts. A Mixture-of-Experts configuration, and a dense model whose weights are
-    not on this machine, get seeded random weights and inputs; `notes` and `resolved` say so.
+    not on this machine, get seeded random weights and inputs; `notes` and `resolved` say so. A correction bias of the
+    gate is read from the safetensors beside the configuration where they hold one.
 
     Raises:
         InvalidInput: the model, `experts`, `top_k` or `tp_size` cannot be used; the sentence says why.
@@ -35,7 +36,7 @@ def load_layer_source(spec: RunSpec, device: DeviceInfo) -> LayerSource:
     shape = rank_shape(files.config, experts=spec.experts, top_k=spec.top_k, tp_size=spec.tp_size)
     place = torch.device(device.torch_device)
     if not shape.dense_source:
-        return RandomLayer(shape, place, spec.seed)
+        return RandomLayer(shape, place, spec.seed, trained_bias(files))
     captured, notes = captured_layer(spec.model, files, max(spec.point.num_tokens, FIRST_ROWS))
     if captured is None:
         return DenseCut(shape, place, spec.seed, _random_mlp(files, spec.seed), random=True, notes=notes)

@@ -25,12 +25,14 @@ class ModelFiles:
         folder: holds the files; None where only the numbers are known.
         gguf: file name in `folder`, or None.
         weights: files with the weights; empty where the weights will be random.
+        gate_weights: files that may hold a trained correction bias for the gate of a layer that is otherwise random.
     """
 
     config: LayerConfig
     folder: Path | None = None
     gguf: str | None = None
     weights: tuple[Path, ...] = ()
+    gate_weights: tuple[Path, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -71,7 +73,9 @@ def find_files(model: str) -> ModelFiles:
         if path.suffix == ".safetensors":
             return _folder(path.parent, str(path.parent))
         if path.suffix == ".json":
-            return ModelFiles(config=read_config(path, path.resolve().parent.name or path.stem))
+            config = read_config(path, path.resolve().parent.name or path.stem)
+            beside = tuple(sorted(path.parent.glob("*.safetensors"))) if config.gate.correction_bias else ()
+            return ModelFiles(config=config, gate_weights=beside)
         raise InvalidInput(
             f"model: {model} must be a config.json, a .gguf or a .safetensors file, or a folder with a config.json"
         )

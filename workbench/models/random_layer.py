@@ -1,4 +1,4 @@
-"""A layer of any shape with seeded random weights, gate and inputs.
+"""A layer of any shape with seeded random weights, gate and inputs; a gate's correction bias may be a checkpoint's.
 
 Shapes: T tokens, E experts, K experts per token, D model, F ffn of one expert on one rank.
 """
@@ -6,14 +6,18 @@ Shapes: T tokens, E experts, K experts per token, D model, F ffn of one expert o
 from __future__ import annotations
 
 import torch
-from moe_kernels import Routing, select_experts
+from moe_kernels import Routing
 
+from workbench.models.checkpoint import TrainedBias
+from workbench.models.routing import gated
 from workbench.models.seeding import normal, normal_rows
 from workbench.models.shapes import ModelShape, router_reason
 from workbench.models.source import LayerSource
 from workbench.record import Scalar
 
 _POOL_ROWS = 4096
+# Sigmoids of this gate's logits deviate by 0.2: a bias of half that changes many choices and rules none.
+_BIAS_DEVIATION = 0.1
 
 
 class RandomLayer(LayerSource):
@@ -24,15 +28,27 @@ class RandomLayer(LayerSource):
     from the CPU's for the same seed.
     """
 
-    def __init__(self, shape: ModelShape, device: torch.device, seed: int) -> None:
-        super().__init__(shape, device, seed, (f"Weights and inputs are random, seed {seed}.",))
+    def __init__(
+        self, shape: ModelShape, device: torch.device, seed: int, trained_bias: TrainedBias | None = None
+    ) -> None:
+        notes: tuple[str, ...] = (f"Weights and inputs are random, seed {seed}.",)
+        if trained_bias is not None:
+            notes += (f"The gate's correction bias is the checkpoint's, of layer {trained_bias.layer}.",)
+        super().__init__(shape, device, seed, notes)
         self._gate_ED: torch.Tensor | None = None
+        self._trained_bias = trained_bias
 
     @property
     def resolved(self) -> dict[str, Scalar]:
         """See the base class."""
-        gate = "none" if router_reason(self.shape) else f"random gate, seed {self.seed}"
-        return {"weights": f"random, seed {self.seed}", "inputs": f"random, seed {self.seed}", "router": gate}
+        router = f"random gate, seed {self.seed}"
+        if router_reason(self.shape):
+            router = "none"
+        elif self._trained_bias is not None:
+            router += f"; correction bias of layer {self._trained_bias.layer}"
+        elif self.shape.gate.correction_bias:
+            router = f"random gate and correction bias, seed {self.seed}"
+        return {"weights": f"random, seed {self.seed}", "inputs": f"random, seed {self.seed}", "router": router}
 
     def expert(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See the base class."""
@@ -55,6 +71,18 @@ class RandomLayer(LayerSource):
             self._gate_ED = normal(size, self.shape.hidden_size**-0.5, self.seed, "gate")
         return x_TD.to(torch.float32) @ self._gate_ED.to(x_TD.device).T
 
+    def correction_bias(self) -> torch.Tensor | None:
+        """The bias of the gate's choice, float32 `[E]` on the CPU: trained, else seeded; None where it has none."""
+        if not self.shape.gate.correction_bias:
+            return None
+        if self._trained_bias is not None:
+            return self._trained_bias.values
+        return normal((self.shape.num_experts,), _BIAS_DEVIATION, self.seed, "correction bias")
+
+    def route(self, logits_TE: torch.Tensor) -> Routing:
+        """What the gate makes of its logits, on their device. The gate must be one that can be run."""
+        return gated(self.shape, logits_TE, self.correction_bias())
+
     def dense_output(self, x_TD: torch.Tensor) -> torch.Tensor | None:
         """None: these experts were never one MLP."""
         return None
@@ -63,6 +91,4 @@ class RandomLayer(LayerSource):
         pool = max(num_tokens, min(num_tokens * count, _POOL_ROWS))
         logits = self.router_logits(normal_rows(pool, self.shape.hidden_size, self.seed, "hidden"))
         assert logits is not None  # routings() refuses a gate that cannot be run
-        shape = self.shape
-        scaling = shape.routed_scaling_factor
-        return select_experts(logits, shape.top_k, renormalize=shape.renormalize, routed_scaling_factor=scaling)
+        return self.route(logits)

@@ -1,4 +1,4 @@
-"""Seeded routings of every kind but the model's own, the same on every device.
+"""Routings: the model's own out of its gate's logits, and seeded ones of every other kind, alike on every device.
 
 Shapes: T tokens, E experts, K experts per token, C routings.
 """
@@ -6,10 +6,33 @@ Shapes: T tokens, E experts, K experts per token, C routings.
 from __future__ import annotations
 
 import torch
-from moe_kernels import Routing
+from moe_kernels import Routing, select_experts
 
 from workbench.models.seeding import generator
+from workbench.models.shapes import ModelShape
 from workbench.modes import RoutingKind
+
+
+def gated(shape: ModelShape, logits_TE: torch.Tensor, bias_E: torch.Tensor | None) -> Routing:
+    """What the model's gate makes of its logits, on their device; `bias_E` exactly where the gate has one.
+
+    Raises:
+        ValueError: the bias is missing, or is one too many.
+    """
+    gate = shape.gate
+    if gate.correction_bias != (bias_E is not None):
+        raise ValueError(f"the gate of {shape.name} has {'a' if gate.correction_bias else 'no'} correction bias")
+    return select_experts(
+        logits_TE,
+        shape.top_k,
+        scoring=gate.scoring,
+        renormalize=shape.renormalize,
+        correction_bias=None if bias_E is None else bias_E.to(logits_TE.device),
+        num_expert_group=gate.num_groups,
+        topk_group=gate.topk_group,
+        group_score=gate.group_score,
+        routed_scaling_factor=shape.routed_scaling_factor,
+    )
 
 
 def synthetic_ids(

@@ -14,6 +14,28 @@ OTHER_ROUTINGS = "balanced, uniform, zipf or single_expert"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """How a model's router scores the experts and chooses among them; as it stands, a softmax and the K largest.
+
+    Attributes:
+        scoring: `softmax` or `sigmoid`.
+        correction_bias: whether a trained bias per expert is added to the scores that choose, not to the weights.
+        num_groups: groups of neighbouring experts, of which the best stay; 1 for none.
+        topk_group: groups that stay.
+        group_score: what ranks a group: its best score (`max`) or the sum of its two best (`top2_sum`).
+    """
+
+    scoring: str = "softmax"
+    correction_bias: bool = False
+    num_groups: int = 1
+    topk_group: int = 1
+    group_score: str = "max"
+
+
+SOFTMAX_GATE = Gate()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerConfig:
     """What a model's configuration says about its MLP, before it is cut or spread over ranks.
 
@@ -27,6 +49,7 @@ class LayerConfig:
         num_layers: layers that hold such an MLP.
         source: where these numbers come from, as a sentence.
         routed_scaling_factor: multiplies the router's weights.
+        gate: how the router chooses; not to be read where `gate_reason` is not empty.
         gate_reason: why the model's own router cannot be run; empty where it can.
         cut: experts that a dense MLP is cut into when nothing else is asked.
         notes: what the layer leaves out of the model's, as sentences.
@@ -41,6 +64,7 @@ class LayerConfig:
     num_layers: int
     source: str
     routed_scaling_factor: float = 1.0
+    gate: Gate = SOFTMAX_GATE
     gate_reason: str = ""
     cut: int = DEFAULT_CUT
     notes: tuple[str, ...] = ()
@@ -62,6 +86,7 @@ class ModelShape:
         num_layers: layers of this kind in the model.
         source: where the numbers come from, as a sentence.
         routed_scaling_factor: multiplies the router's weights.
+        gate: how the router chooses; not to be read where `gate_reason` is not empty.
         gate_reason: why the model's own router cannot be run; empty where it can.
         notes: what the layer leaves out of the model's, as sentences.
     """
@@ -77,6 +102,7 @@ class ModelShape:
     num_layers: int
     source: str
     routed_scaling_factor: float = 1.0
+    gate: Gate = SOFTMAX_GATE
     gate_reason: str = ""
     notes: tuple[str, ...] = ()
 
@@ -154,7 +180,7 @@ PRESETS: dict[str, LayerConfig] = {
             num_layers=58,
             source=_PUBLIC,
             routed_scaling_factor=2.5,
-            gate_reason="the gate of deepseek-v3 (sigmoid scores, expert groups, a correction bias) is not supported",
+            gate=Gate(scoring="sigmoid", correction_bias=True, num_groups=8, topk_group=4, group_score="top2_sum"),
             notes=(_SHARED,),
         ),
     )
@@ -164,11 +190,18 @@ PRESETS: dict[str, LayerConfig] = {
 def router_reason(shape: ModelShape) -> str | None:
     """Why `routing="model"` cannot be honoured for `shape`, as a sentence; None where it can.
 
-    A gate that scores otherwise than by softmax is refused rather than stood in for: it would choose other experts.
+    A gate that is not known is refused rather than stood in for: another would choose other experts.
     """
-    if shape.dense_source or not shape.gate_reason:
+    if shape.dense_source:
         return None
-    return f"{shape.gate_reason}; {OTHER_ROUTINGS} is allowed"
+    reason, gate = shape.gate_reason, shape.gate
+    held = shape.num_experts // gate.num_groups * gate.topk_group
+    if not reason and shape.top_k > held:
+        reason = (
+            f"the gate of {shape.name} chooses among the {held} experts of {gate.topk_group} groups, "
+            f"which are fewer than top_k {shape.top_k}"
+        )
+    return f"{reason}; {OTHER_ROUTINGS} is allowed" if reason else None
 
 
 def model_shape(spec: RunSpec) -> ModelShape:
@@ -229,6 +262,7 @@ def rank_shape(config: LayerConfig, *, experts: int | None, top_k: int | None, t
         num_layers=config.num_layers,
         source=config.source,
         routed_scaling_factor=config.routed_scaling_factor,
+        gate=config.gate,
         gate_reason=config.gate_reason,
         notes=config.notes,
     )

@@ -6,17 +6,20 @@ Shapes: T tokens, E experts, K experts per token, D model, F ffn of one expert o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import torch
 from moe_kernels import ExpertWeights, Routing
-from moe_kernels.types import TORCH_DTYPE
-from moe_kernels.types import Quant as KernelQuant
+from moe_kernels.formats import FP8_MAX, SMALLEST_AMAX
 
 from workbench.errors import InvalidInput
 from workbench.models.routing import synthetic_ids, synthetic_weights, windows
 from workbench.models.shapes import ModelShape, router_reason
-from workbench.modes import Quant, RoutingKind
+from workbench.modes import ActivationScale, Quant, RoutingKind
 from workbench.record import Scalar
+
+# Rows of hidden states that fix a static activation scale: each goes through every expert.
+CALIBRATION_ROWS = 128
 
 
 class LayerSource(ABC):
@@ -53,6 +56,14 @@ class LayerSource(ABC):
     def router_logits(self, x_TD: torch.Tensor) -> torch.Tensor | None:
         """The gate's float32 logits `[T, E]` on the device of `x_TD`; None where there is no gate."""
 
+    def route(self, logits_TE: torch.Tensor) -> Routing:
+        """What the gate makes of `router_logits`, on their device; only layers that have a gate have this.
+
+        Raises:
+            NotImplementedError: there is no gate.
+        """
+        raise NotImplementedError("this layer has no gate")
+
     @abstractmethod
     def dense_output(self, x_TD: torch.Tensor) -> torch.Tensor | None:
         """The uncut MLP's float32 output `[T, D]` (this rank's share of it); None where the layer is not a cut one."""
@@ -86,18 +97,46 @@ class LayerSource(ABC):
         tokens, top_k = ids_TK.shape
         return synthetic_weights(tokens, top_k, index, self.seed)
 
-    def build_weights(self, quant: Quant) -> ExpertWeights:
-        """All experts as `quant` on the device, filled one by one: the peak is the result and one float32 expert."""
-        scheme = KernelQuant(quant.value)
-        shape, dtype = self.shape, TORCH_DTYPE[scheme]
-        experts, hidden, channels = shape.num_experts, shape.hidden_size, shape.intermediate_size
-        w1_E2FD = torch.empty(experts, 2 * channels, hidden, dtype=dtype, device=self.device)
-        w2_EDF = torch.empty(experts, hidden, channels, dtype=dtype, device=self.device)
-        for index in range(experts):
-            w1, w2 = self.expert(index)
-            w1_E2FD[index].copy_(w1)
-            w2_EDF[index].copy_(w2)
-        return ExpertWeights.from_dense(w1_E2FD, w2_EDF, scheme.value)
+    def build_weights(
+        self,
+        quant: Quant,
+        *,
+        group_size: int = 128,
+        zero_points: bool = False,
+        activation_scale: ActivationScale = ActivationScale.DYNAMIC,
+    ) -> ExpertWeights:
+        """All experts as `quant` on the device, filled one by one: the peak is the result and one float32 expert.
+
+        Args:
+            quant: the format.
+            group_size, zero_points: of int4; left unread by the others.
+            activation_scale: `static`, of fp8_tensor alone: the scales are fixed by `calibrate`.
+        """
+        experts = (self.expert(index) for index in range(self.shape.num_experts))
+        count = self.shape.num_experts
+        weights = ExpertWeights.from_experts(
+            experts, count, quant.value, group_size=group_size, zero_points=zero_points
+        )
+        if activation_scale is ActivationScale.STATIC:
+            x_scale, h_scale = self.calibrate(weights)
+            weights = replace(weights, x_scale=x_scale, h_scale=h_scale)
+        return weights
+
+    def calibrate(self, weights: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fixed scales of the inputs and of the intermediate: float32 `[1]` each.
+
+        The largest magnitude over the first `CALIBRATION_ROWS` hidden states, and over what every expert's dequantised
+        gate and up make of them, each over the format's largest value.
+        """
+        x_RD = self.hidden_states(CALIBRATION_ROWS).to(weights.dtype).to(torch.float32)
+        largest_h = torch.zeros((), device=x_RD.device)
+        for index in range(weights.num_experts):
+            gate_RF, up_RF = (x_RD @ weights.dequantize_expert(index)[0].T).chunk(2, dim=-1)
+            largest_h = torch.maximum(largest_h, (torch.nn.functional.silu(gate_RF) * up_RF).abs().amax())
+        x_scale, h_scale = (
+            (largest.clamp_min(SMALLEST_AMAX) / FP8_MAX).reshape(1) for largest in (x_RD.abs().amax(), largest_h)
+        )
+        return x_scale, h_scale
 
     def _check(self, index: int) -> None:
         if not 0 <= index < self.shape.num_experts:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import pandas as pd
 
 from workbench.errors import InvalidInput, choices
-from workbench.modes import Compile, Graph, Quant, RoutingKind
-from workbench.plots.style import AXES, MODE_AXES, duration, label, missing, number, short
+from workbench.modes import BACKENDS, ActivationScale, Compile, Graph, Quant, Reduction, RoutingKind
+from workbench.plots.style import AXES, MODE_AXES, duration, label, missing, modes_label, number, short, told
 
 Timing = Literal["device", "wall"]
 TIMINGS: tuple[Timing, ...] = ("device", "wall")
@@ -27,7 +27,9 @@ _ORDER: dict[str, list[str]] = {
     "graph": [str(v) for v in Graph],
     "quant": [str(v) for v in Quant],
     "routing": [str(v) for v in RoutingKind],
-    "moe_backend": ["reference", "torch_grouped_mm", "triton"],
+    "activation_scale": [str(v) for v in ActivationScale],
+    "reduction": [str(v) for v in Reduction],
+    "moe_backend": list(BACKENDS),
 }
 
 
@@ -141,7 +143,7 @@ def split(
     identity = sorted(set(names) | set(varying(frame)), key=AXES.index)
     if not identity:
         values = {axis: frame[axis].iloc[0] for axis in AXES if axis in frame}
-        return [Series(_key(values), label(values, MODE_AXES) or "all", values, _rows(frame))], 1
+        return [Series(_key(values), modes_label(values) or "all", values, _rows(frame))], 1
     groups = frame.groupby(identity, sort=False, dropna=False, observed=True).ngroup()
     first = ~groups.duplicated()
     heads = frame.loc[first, identity]
@@ -157,7 +159,7 @@ def split(
         rows.setdefault(row.pop("_group"), []).append(row)
     named = label_axes(heads)
     return [
-        Series(_key(values), label(values, named) or label(values, MODE_AXES) or "all", values, rows[group])
+        Series(_key(values), label(values, named) or modes_label(values) or "all", values, rows[group])
         for group, values in shown
     ], len(listed)
 
@@ -189,7 +191,7 @@ def context(frame: pd.DataFrame) -> str:
     for axis in ("model", "tp_size", *MODE_AXES, "routing", "l2", "device_name"):
         if axis in frame and len(frame) and frame[axis].nunique(dropna=False) == 1:
             value = frame[axis].iloc[0]
-            if axis == "tp_size" and value == 1:
+            if (axis == "tp_size" and value == 1) or not told(axis, value):
                 continue
             words.append(short(axis, value))
     return " · ".join(word for word in words if word)

@@ -22,6 +22,7 @@ from workbench.plots.style import (
     duration,
     label,
     missing,
+    modes_label,
     safe,
     template,
 )
@@ -64,7 +65,7 @@ def baselines(frame: pd.DataFrame, axes: Sequence[str] | None = None) -> dict[st
     heads = frame.drop_duplicates(held)[held]
     kept = [axis for axis in held if heads[axis].nunique(dropna=False) > 1 or axis in (axes or ())]
     named = label_axes(heads[kept]) if kept else held
-    found = {label(row, named) or label(row, held) or "all": row for row in records(heads)}
+    found = {label(row, named) or modes_label(row) or "all": row for row in records(heads)}
     return dict(sorted(found.items(), key=lambda item: _plainness(item[1])))
 
 
@@ -74,6 +75,8 @@ def _plainness(values: Mapping[str, Any]) -> tuple[bool, ...]:
         values.get("graph") != "disabled",
         values.get("quant") != "bf16",
         values.get("moe_backend") != "torch_grouped_mm",
+        not missing(values.get("split_k")) and values.get("split_k") != 1,
+        values.get("reduction") == "atomic",
     )
 
 

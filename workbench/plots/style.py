@@ -19,7 +19,10 @@ FONT = "Helvetica Neue, Helvetica, Arial, sans-serif"
 # Brown (slower) - white - blue (faster): told apart by every kind of colour vision.
 DIVERGING = ((0.0, "#B35806"), (0.25, "#F1A340"), (0.5, "#FFFFFF"), (0.75, "#74ADD1"), (1.0, "#2166AC"))
 
-MODE_AXES = ("moe_backend", "quant", "compile", "dynamic", "graph")
+MODE_AXES = (
+    *("moe_backend", "split_k", "reduction", "quant", "group_size", "zero_points", "activation_scale"),
+    *("compile", "dynamic", "graph"),
+)
 """What one chooses when serving: a matrix compares these, everything else being equal."""
 PROBLEM_AXES = (
     "device_name",
@@ -36,6 +39,15 @@ PROBLEM_AXES = (
 )
 AXES = ("device_name", "model", "experts", "top_k", "tp_size", *MODE_AXES, *PROBLEM_AXES[5:])
 
+# What goes without saying where all rows have it: these mean nothing beside most choices of the others.
+UNSAID = {
+    "split_k": None,
+    "reduction": "deterministic",
+    "group_size": 128,
+    "zero_points": False,
+    "activation_scale": "dynamic",
+}
+
 _SHORT: dict[tuple[str, Any], str] = {
     ("moe_backend", "torch_grouped_mm"): "grouped_mm",
     ("compile", "none"): "eager",
@@ -45,8 +57,22 @@ _SHORT: dict[tuple[str, Any], str] = {
     ("graph", "full"): "graph",
     ("dynamic", False): "",
     ("dynamic", True): "dynamic",
+    ("zero_points", False): "",
+    ("zero_points", True): "zero points",
+    ("activation_scale", "dynamic"): "dynamic scale",
+    ("activation_scale", "static"): "fixed scale",
 }
-_PREFIX = {"experts": "E", "top_k": "top-", "tp_size": "TP", "seed": "seed ", "zipf_exponent": "s=", "l2": "L2 "}
+_PREFIX = {
+    "split_k": "split ",
+    "group_size": "g",
+    "experts": "E",
+    "top_k": "top-",
+    "tp_size": "TP",
+    "seed": "seed ",
+    "zipf_exponent": "s=",
+    "l2": "L2 ",
+}
+_SWITCHES = ("dynamic", "zero_points")
 _SUFFIX = {"cache": " cache"}
 
 
@@ -66,19 +92,31 @@ def number(value: object) -> float | None:
 def short(axis: str, value: object) -> str:
     """The value of an axis as it stands in a legend; empty for what goes without saying (no graph, static shapes)."""
     if missing(value):
-        return ""
+        return "split as tuned" if axis == "split_k" else ""
     if isinstance(value, float) and value.is_integer():  # pandas widens whole numbers beside gaps
         value = int(value)
-    text = _SHORT.get((axis, value if isinstance(value, str) else bool(value) if axis == "dynamic" else value))
+    if axis in _SWITCHES:
+        value = bool(value)
+    text = _SHORT.get((axis, value))
     if text is None:
         text = f"{_PREFIX.get(axis, '')}{value}{_SUFFIX.get(axis, '')}"
     return text if len(text) <= 40 else text[:18] + "..." + text[-19:]
+
+
+def told(axis: str, value: object) -> bool:
+    """Whether a value is worth saying where every row has it."""
+    return axis not in UNSAID or not (missing(value) if UNSAID[axis] is None else value == UNSAID[axis])
 
 
 def label(values: Mapping[str, object], axes: Sequence[str]) -> str:
     """A line's name: its values on the given axes, plain text (escape before it becomes markup)."""
     words = [short(axis, values.get(axis)) for axis in axes]
     return " · ".join(word for word in words if word)
+
+
+def modes_label(values: Mapping[str, object]) -> str:
+    """A set of modes in words, without what goes without saying; plain text."""
+    return label(values, [axis for axis in MODE_AXES if told(axis, values.get(axis))])
 
 
 def safe(text: object) -> str:

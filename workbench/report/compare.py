@@ -12,7 +12,7 @@ import pandas as pd
 from workbench.errors import InvalidInput, choices
 from workbench.plots.select import points
 from workbench.plots.speedup import baselines
-from workbench.plots.style import MODE_AXES, PROBLEM_AXES
+from workbench.plots.style import MODE_AXES, PROBLEM_AXES, missing
 from workbench.spec import RunSpec, parse_value
 
 SAME = (*PROBLEM_AXES, "num_tokens", "fingerprint")
@@ -49,12 +49,17 @@ def default_baseline(frame: pd.DataFrame) -> dict[str, Any]:
     if not len(measured):
         return {}
     plain = next(iter(baselines(measured).values()))
-    return {axis: plain[axis] for axis in MODE_AXES if measured[axis].nunique() > 1}
+    held = [axis for axis in MODE_AXES if measured[axis].nunique(dropna=False) > 1]
+    return {axis: None if missing(plain[axis]) else plain[axis] for axis in held}
 
 
 def describe(baseline: Mapping[str, Any]) -> str:
     """A baseline as `quant=bf16, compile=none`."""
-    return ", ".join(f"{name}={value}" for name, value in baseline.items())
+    return ", ".join(f"{name}={_text(value)}" for name, value in baseline.items())
+
+
+def _text(value: object) -> str:
+    return "none" if missing(value) else str(value)
 
 
 def speedups(frame: pd.DataFrame, baseline: Mapping[str, Any]) -> list[Speedup | None]:
@@ -64,14 +69,14 @@ def speedups(frame: pd.DataFrame, baseline: Mapping[str, Any]) -> list[Speedup |
         InvalidInput: no measured row has the baseline's values.
     """
     names = [*SAME, *MODE_AXES]
-    keys = list(zip(*(frame[name].astype(str) for name in names), strict=True))
+    keys = list(zip(*([_text(value) for value in frame[name]] for name in names), strict=True))
     latency, low, high = (frame[name].to_list() for name in ("latency_us", "p10_us", "p90_us"))
     anchor = frame["anchor"].to_list()
     first: dict[tuple[str, ...], int] = {}
     for index, key in enumerate(keys):
         if not math.isnan(latency[index]) and not anchor[index]:
             first.setdefault(key, index)
-    where = {names.index(name): str(value) for name, value in baseline.items()}
+    where = {names.index(name): _text(value) for name, value in baseline.items()}
     if baseline and not any(all(key[at] == value for at, value in where.items()) for key in first):
         raise InvalidInput(f"baseline: nothing with {describe(baseline)} was measured")
     found: list[Speedup | None] = []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.plots.style import UNSAID, told
 from workbench.record import Record, Status
 from workbench.report.compare import default_baseline, speedups
 from workbench.spec import FIELDS
@@ -24,8 +25,13 @@ SHARED = (
     "top_k",
     "tp_size",
     "quant",
+    "group_size",
+    "zero_points",
+    "activation_scale",
     "routing",
     "moe_backend",
+    "split_k",
+    "reduction",
     "compile",
     "graph",
     "l2",
@@ -73,7 +79,7 @@ def results_table(results: Results, baseline: Mapping[str, Any] | None = None) -
     frame = frame.assign(speedup=pd.Series(speedups(frame, base), index=frame.index, dtype=object))
     shown = frame[frame["status"] != Status.UNSUPPORTED.value]
     axes = varying(shown) if len(shown) > 1 else ["num_tokens"]
-    shared = {name: text_of(frame[name].iloc[0]) for name in SHARED if len(frame) and name not in axes}
+    shared = {name: text_of(frame[name].iloc[0]) for name in SHARED if _shared(frame, name, axes)}
     columns: dict[str, list[str]] = {name: [text_of(value) for value in shown[name]] for name in axes}
     columns["latency"] = [microseconds(value) for value in shown["latency_us"]]
     columns["p10 to p90"] = [
@@ -86,6 +92,10 @@ def results_table(results: Results, baseline: Mapping[str, Any] | None = None) -
         columns["speed-up"] = ["" if value is None else str(value) for value in shown["speedup"]]
     columns["error/budget"] = ["" if math.isnan(value) else f"{value:.2g}" for value in shown["error_ratio"]]
     columns["total error"] = ["" if math.isnan(value) else f"{value:.1e}" for value in shown["total_error"]]
+    if shown["distinct_outputs"].notna().any():
+        columns["distinct outputs"] = [
+            "" if math.isnan(value) else f"{value:.0f}" for value in shown["distinct_outputs"]
+        ]
     for name, title in (("trained_mlp_error", "against trained MLP"), ("sparsity_error", "sparsity error")):
         if shown[name].notna().any():
             columns[title] = ["" if math.isnan(value) else f"{value:.1e}" for value in shown[name]]
@@ -105,10 +115,16 @@ def results_table(results: Results, baseline: Mapping[str, Any] | None = None) -
     )
 
 
+def _shared(frame: pd.DataFrame, name: str, axes: list[str]) -> bool:
+    """Whether a field belongs into the line of what all rows share."""
+    return len(frame) > 0 and name not in axes and told(name, frame[name].iloc[0])
+
+
 def name_of(record: Record) -> str:
     """A point in words: model, modes, tokens."""
     modes, spec = record.spec.modes, record.spec
-    words = [spec.model, str(modes.quant), modes.moe_backend, f"compile {modes.compile}", f"graph {modes.graph}"]
+    more = [f"{name} {text_of(value)}" for name, value in modes if name in UNSAID and told(name, value)]
+    words = [spec.model, str(modes.quant), modes.moe_backend, *more, f"compile {modes.compile}", f"graph {modes.graph}"]
     return ", ".join([*words, str(modes.routing), f"{spec.point.num_tokens} tokens"])
 
 

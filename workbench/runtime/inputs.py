@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from moe_kernels import ExpertWeights, Routing, fused_experts
 
+from workbench.modes import Reduction
+
 LayerFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """`(x_TD, topk_weights_TK, topk_ids_TK) -> out_TD`."""
 
@@ -57,17 +59,31 @@ class Inputs:
         return function(self.x, self.topk_weights, self.topk_ids)
 
 
-def layer_function(weights: ExpertWeights, impl: str) -> LayerFunction:
+def layer_function(
+    weights: ExpertWeights, impl: str, *, split_k: int | None = None, reduction: Reduction = Reduction.DETERMINISTIC
+) -> LayerFunction:
     """The layer over `weights`, to be called, compiled or captured.
 
     The weights are marked as they are for a serving engine: fixed in size (a symbolic token count must not make the
     model's own sizes symbolic) and fixed in address (inductor's graphs would copy them before every replay otherwise).
+
+    Args:
+        weights, impl: of `fused_experts`.
+        split_k, reduction: passed on to `triton`; no other implementation has them.
     """
-    for tensor in (weights.w1, weights.w2):
+    for tensor in weights.tensors().values():
         torch._dynamo.mark_static(tensor)
         torch._dynamo.mark_static_address(tensor)
+    if impl != "triton":
 
-    def layer(x_TD: torch.Tensor, topk_weights_TK: torch.Tensor, topk_ids_TK: torch.Tensor) -> torch.Tensor:
-        return fused_experts(x_TD, weights, Routing(topk_weights_TK, topk_ids_TK), impl=impl)
+        def layer(x_TD: torch.Tensor, topk_weights_TK: torch.Tensor, topk_ids_TK: torch.Tensor) -> torch.Tensor:
+            return fused_experts(x_TD, weights, Routing(topk_weights_TK, topk_ids_TK), impl=impl)
 
-    return layer
+        return layer
+    how = reduction.value
+
+    def split(x_TD: torch.Tensor, topk_weights_TK: torch.Tensor, topk_ids_TK: torch.Tensor) -> torch.Tensor:
+        routing = Routing(topk_weights_TK, topk_ids_TK)
+        return fused_experts(x_TD, weights, routing, impl=impl, split_k=split_k, reduction=how)
+
+    return split

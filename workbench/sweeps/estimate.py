@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from workbench.arithmetic import expert_bytes
 from workbench.devices import DeviceInfo
 from workbench.models.shapes import ModelShape, model_shape
 from workbench.modes import Cache, Compile, Graph, Quant
@@ -21,7 +22,8 @@ START_S = 6.0  # the worker: torch's import, the device's context
 POINT_S = {"cpu": 0.15, "cuda": 0.3}  # warm-up and check of the smallest point
 LOAD_RATE = {"cpu": 60e6, "cuda": 2e9}  # weights a second, made or read
 OPS_RATE = {"cpu": 30e9, "cuda": 50e12}
-SLOW_ON_CPU = {Quant.FP32: 1.0, Quant.BF16: 4.0, Quant.FP16: 4.0}
+# Against fp32. Quantised formats are unpacked expert by expert before they are multiplied.
+SLOW_ON_CPU = dict.fromkeys(Quant, 5.0) | {Quant.FP32: 1.0, Quant.BF16: 4.0, Quant.FP16: 4.0}
 READ_RATE = {"cpu": 8e9, "cuda": 1.5e12}
 CHECKED_RUNS = 6.0  # runs of the layer for warm-up and the check, the float64 oracle's rows among them
 PRIOR_S = 3.0  # how much measured time outweighs the rough rates
@@ -39,15 +41,24 @@ def sample_seconds(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> floa
     kind = device.type
     tokens = spec.point.num_tokens
     operations = 6.0 * tokens * shape.top_k * shape.hidden_size * shape.intermediate_size
-    touched = min(shape.num_experts, tokens * shape.top_k) / shape.num_experts
-    read = touched * shape.parameters * (4 if spec.modes.quant is Quant.FP32 else 2)
-    slow = SLOW_ON_CPU[spec.modes.quant] if kind == "cpu" else 1.0
+    modes = spec.modes
+    each = expert_bytes(
+        modes.quant,
+        shape.hidden_size,
+        shape.intermediate_size,
+        group_size=modes.group_size,
+        zero_points=modes.zero_points,
+    )
+    read = min(shape.num_experts, tokens * shape.top_k) * each
+    slow = SLOW_ON_CPU[modes.quant] if kind == "cpu" else 1.0
     return operations * slow / OPS_RATE[kind] + read / READ_RATE[kind] + 50e-6
 
 
 def subject_of(spec: RunSpec) -> tuple[object, ...]:
     """What a built layer depends on."""
-    return (spec.model, spec.experts, spec.top_k, spec.tp_size, spec.seed, spec.modes.quant)
+    modes = spec.modes
+    how = (modes.quant, modes.group_size, modes.zero_points, modes.activation_scale)
+    return (spec.model, spec.experts, spec.top_k, spec.tp_size, spec.seed, how)
 
 
 def modes_of(spec: RunSpec) -> RunSpec:

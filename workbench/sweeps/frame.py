@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workbench.record import Correctness, Metric, Record, Work
-from workbench.spec import FIELDS, RunSpec
+from workbench.spec import FIELDS, OPTIONAL, RunSpec
 from workbench.sweeps.store import no_collection
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 NAN = math.nan
 TO_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "ns": 1e-3}
-WHOLE = ("experts", "top_k", "tp_size", "seed", "samples", "num_tokens")
-MAYBE = ("experts", "top_k")
+WHOLE = ("experts", "top_k", "tp_size", "group_size", "split_k", "seed", "samples", "num_tokens")
+MAYBE = OPTIONAL
 
 
 def _number(value: float | None) -> float:
@@ -35,6 +35,11 @@ def _correct(record: Record, read: Callable[[Correctness], float | None]) -> flo
 def _resolved(record: Record, name: str) -> float:
     value = record.resolved.get(name)
     return float(value) if isinstance(value, int | float) else NAN
+
+
+def _said(record: Record, name: str) -> str:
+    value = record.resolved.get(name)
+    return "" if value is None else str(value)
 
 
 def _work(record: Record, read: Callable[[Work], float | None]) -> float:
@@ -60,6 +65,10 @@ COLUMNS: dict[str, Callable[[Record], Any]] = {
     "error_ratio": lambda r: _correct(r, lambda c: c.ratio),
     "trained_mlp_error": lambda r: _resolved(r, "trained_mlp_error"),
     "sparsity_error": lambda r: _resolved(r, "sparsity_error"),
+    "distinct_outputs": lambda r: _resolved(r, "distinct_outputs"),
+    "arithmetic": lambda r: _said(r, "arithmetic"),
+    "split_k_in_force": lambda r: _said(r, "split_k"),
+    "kernel_config_source": lambda r: _said(r, "kernel_config_source"),
     "load_s": lambda r: _number(r.startup.load_s),
     "compile_s": lambda r: _number(r.startup.compile_s),
     "capture_s": lambda r: _number(r.startup.capture_s),

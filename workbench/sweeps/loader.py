@@ -139,6 +139,12 @@ def load(path: str | Path) -> Results:
     return Results(kept, (*(note for part in parts for note in part.notes), *notes), folder)
 
 
+def recording(name: str) -> Results:
+    """One recorded sweep that comes with the package, by name; where it does not, nothing and a note that says so."""
+    path = RECORDINGS / f"{name}.parquet"
+    return _parquet(path) if path.is_file() else Results((), (f"{name} is not among the recorded sweeps.",))
+
+
 def recordings() -> Results:
     """The recorded sweeps that come with the package; empty where none does."""
     total = Results()

@@ -74,7 +74,33 @@ def _shapes(device: DeviceInfo) -> SweepSpec:
     )
 
 
-PRESETS: dict[str, Callable[[DeviceInfo], SweepSpec]] = {"main": _main, "quick": _quick, "shapes": _shapes}
+def _splitk(device: DeviceInfo) -> SweepSpec:
+    """Whether splitting the K loop pays, on which shapes and token counts, and whether it repeats itself.
+
+    Atomic reduction of one part is left out by the plan: there is nothing to add up.
+    """
+    return SweepSpec(
+        name="fused-moe-splitk",
+        axes={
+            "model": ("mixtral-8x7b", "qwen2-57b-a14b"),
+            "tp_size": (1, 4),
+            "quant": ("bf16", "fp8_tensor"),
+            "split_k": (1, 2, 4, 8),
+            "reduction": ("deterministic", "atomic"),
+            "num_tokens": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+        },
+        base=RunSpec(
+            device=device.torch_device, samples=40, modes=Modes(moe_backend="triton", graph="full", routing="uniform")
+        ),
+    )
+
+
+PRESETS: dict[str, Callable[[DeviceInfo], SweepSpec]] = {
+    "main": _main,
+    "quick": _quick,
+    "shapes": _shapes,
+    "fused-moe-splitk": _splitk,
+}
 
 
 def preset(name: str, device: DeviceInfo) -> SweepSpec:

@@ -21,8 +21,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 # Slowest first: what builds the subject, so that it is built once; then what wraps it; the number of tokens fastest.
 AXES: tuple[str, ...] = (
-    *("model", "experts", "top_k", "tp_size", "seed", "quant", "routing", "zipf_exponent"),
-    *("moe_backend", "compile", "dynamic", "graph", "cache", "l2", "samples", "num_tokens"),
+    *("model", "experts", "top_k", "tp_size", "seed", "quant", "group_size", "zero_points", "activation_scale"),
+    *("routing", "zipf_exponent", "moe_backend", "split_k", "reduction"),
+    *("compile", "dynamic", "graph", "cache", "l2", "samples", "num_tokens"),
 )
 ASCENDING = ("num_tokens",)
 _WHOLE_SWEEP = {"subject", "device", "timeout_s"}  # one sweep runs on one engine, which owns one device

@@ -11,23 +11,50 @@ from workbench.devices import DeviceInfo
 from workbench.spec import RunSpec
 from workbench.support import Reason, find_reasons
 
-JOINT = ("moe_backend", "quant", "compile", "dynamic", "graph")
+JOINT = ("moe_backend", "quant", "compile", "graph")
 """Axes that depend on each other: a value is out only if it runs with no choice of the others."""
+DEPENDENT: dict[str, tuple[str, ...]] = {
+    "group_size": ("quant",),
+    "zero_points": ("quant",),
+    "activation_scale": ("quant",),
+    "split_k": ("moe_backend",),
+    "reduction": ("moe_backend", "split_k"),
+}
+"""Axes that mean something beside some choices of others: a value is out where it means nothing beside those made."""
+_PLAIN = RunSpec().flat()
 
 
-def unavailable(base: RunSpec, device: DeviceInfo, values: Mapping[str, Sequence[Any]]) -> dict[str, dict[Any, str]]:
+def unavailable(
+    base: RunSpec,
+    device: DeviceInfo,
+    values: Mapping[str, Sequence[Any]],
+    chosen: Mapping[str, Sequence[Any]] | None = None,
+) -> dict[str, dict[Any, str]]:
     """Axis -> value -> the sentence why it cannot be honoured; values that can are left out.
 
     Args:
         base: everything else of the run (model, sizes, device).
         values: axis -> the values that are offered.
+        chosen: axis -> the values that are on, of axes that others depend on; default those of `base`.
 
     Raises:
         InvalidInput: the base itself cannot be built.
     """
-    offered = tuple((axis, tuple(listed)) for axis, listed in values.items())
-    found = _unavailable(base, device, offered)
-    return {axis: dict(reasons) for axis, reasons in found.items()}
+    # What depends on the others must not rule them out: it goes back to its default while they are tried.
+    plain = base.replace(**{axis: _PLAIN[axis] for axis in DEPENDENT})
+    offered = tuple((axis, tuple(listed)) for axis, listed in values.items() if axis not in DEPENDENT)
+    found = {axis: dict(reasons) for axis, reasons in _unavailable(plain, device, offered).items()}
+    flat = base.flat()
+    for axis, governing in DEPENDENT.items():
+        on = [tuple((chosen or {}).get(other, (flat[other],))) for other in governing]
+        for value in values.get(axis, ()):
+            hits = []
+            for choice in product(*on):
+                made = plain.replace(**{**dict(zip(governing, choice, strict=True)), axis: value})
+                hits.append([reason for reason in find_reasons(made, device) if reason.field == axis])
+            if hits and all(hits):
+                found.setdefault(axis, {})[value] = _sentence(axis, hits)
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets
 
 from workbench.errors import InvalidInput
-from workbench.spec import parse_value
+from workbench.spec import OPTIONAL, parse_value
 from workbench.widgets import look
 
 
@@ -154,7 +154,7 @@ class ListField:
         """The values. Raises `InvalidInput` for a text that is none."""
         words = [word.strip() for word in self.text.value.split(",") if word.strip()]
         values = [parse_value(self.name, word) for word in words]
-        if not values and self.name not in ("experts", "top_k"):
+        if not values and self.name not in OPTIONAL:
             raise InvalidInput(f"{self.name}: must be given")
         return tuple(dict.fromkeys(values)) or (None,)
 

@@ -11,12 +11,23 @@ import traitlets
 from workbench.devices import DeviceInfo, find_device
 from workbench.errors import InvalidInput
 from workbench.models.shapes import PRESETS
-from workbench.modes import BUILTIN_BACKENDS, L2, Cache, Compile, Graph, Quant, RoutingKind
-from workbench.plots.style import SLOTS
+from workbench.modes import (
+    BACKENDS,
+    GROUP_SIZES,
+    L2,
+    ActivationScale,
+    Cache,
+    Compile,
+    Graph,
+    Quant,
+    Reduction,
+    RoutingKind,
+)
+from workbench.plots.style import SLOTS, missing
 from workbench.spec import RunSpec
 from workbench.sweeps.spec import SweepSpec
 from workbench.widgets import look
-from workbench.widgets.available import unavailable
+from workbench.widgets.available import DEPENDENT, unavailable
 from workbench.widgets.controls import AxisRow, ListField
 
 if TYPE_CHECKING:
@@ -24,8 +35,13 @@ if TYPE_CHECKING:
 
 TOKENS = (1, 4, 16, 64, 128, 256, 1024, 4096)
 VALUES: dict[str, tuple[Any, ...]] = {
-    "moe_backend": BUILTIN_BACKENDS,
+    "moe_backend": BACKENDS,
     "quant": tuple(str(v) for v in Quant),
+    "group_size": GROUP_SIZES,
+    "zero_points": (False, True),
+    "activation_scale": tuple(str(v) for v in ActivationScale),
+    "split_k": (None, 1, 2, 4, 8),
+    "reduction": tuple(str(v) for v in Reduction),
     "compile": tuple(str(v) for v in Compile),
     "dynamic": (False, True),
     "graph": tuple(str(v) for v in Graph),
@@ -33,10 +49,21 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "l2": tuple(str(v) for v in L2),
     "cache": tuple(str(v) for v in Cache),
 }
-TITLES = {"moe_backend": "backend", "num_tokens": "tokens", "l2": "L2", "cache": "compile cache", "dynamic": "shapes"}
+TITLES = {
+    "moe_backend": "backend",
+    "group_size": "group",
+    "zero_points": "zero points",
+    "activation_scale": "activation scale",
+    "split_k": "split-K",
+    "num_tokens": "tokens",
+    "l2": "L2",
+    "cache": "compile cache",
+    "dynamic": "shapes",
+}
 LINES = (
     ("model",),
-    ("moe_backend", "quant"),
+    ("moe_backend", "split_k", "reduction"),
+    ("quant", "group_size", "zero_points", "activation_scale"),
     ("compile",),
     ("dynamic", "graph", "l2", "cache"),
     ("routing",),
@@ -47,7 +74,11 @@ BESIDE = {axis for line in LINES for axis in line[1:]}
 WORDS = {
     ("dynamic", False): "static",
     ("dynamic", True): "dynamic",
+    ("zero_points", False): "without",
+    ("zero_points", True): "with",
+    ("split_k", None): "as tuned",
 }
+_DEFAULTS = RunSpec().flat()
 
 
 class ModePanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
@@ -143,12 +174,12 @@ class ModePanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no t
             self._recorded = None
             self._show(self.sweep_spec)
         else:
-            self._recorded = {name: set(frame[name].tolist()) for name in self._rows if name in frame}
+            self._recorded = {name: _present(frame, name) for name in self._rows if name in frame}
             lines = frame[[name for name in self._rows if name in frame and name != "num_tokens"]]
             many = len(lines.drop_duplicates()) > SLOTS
             first = _best_covered(frame) if many else frame
             for name, row in self._rows.items():
-                present = sorted(set(first[name].tolist()) if name in first else (), key=_place(row.values))
+                present = sorted(_present(first, name) if name in first else (), key=_place(row.values))
                 single = name in ("model", "routing", "l2", "cache")
                 row.select(present[:1] if single else present[:2] if many and name == "compile" else present)
         for part in (self._numbers, self._path, self._more_tokens):
@@ -276,16 +307,26 @@ class ModePanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no t
             for name, row in self._rows.items():
                 row.disable({})
                 row.restrict(self._recorded.get(name, set()))
+                if name in DEPENDENT:
+                    look.show(row.view, bool(self._recorded.get(name, set()) - {_DEFAULTS[name]}))
             return
         for row in self._rows.values():
             row.restrict(None)
         offered = {name: self._rows[name].values for name in VALUES}
         try:
-            reasons = unavailable(self.spec, self._device, offered)
+            reasons = unavailable(self.spec, self._device, offered, self.selection())
         except InvalidInput:
             return  # the plan says what is wrong with the model; the modes are left as they were
         for name, row in self._rows.items():
             row.disable(reasons.get(name, {}))
+            if name in DEPENDENT:  # a row that can only be left as it is would be a row to read for nothing
+                open_values = {value for value in row.values if not row.reason(value)}
+                look.show(row.view, bool((open_values | set(row.selected)) - {_DEFAULTS[name]}))
+
+
+def _present(frame: pd.DataFrame, name: str) -> set[Any]:
+    """The values of an axis that a frame holds, a missing one as None."""
+    return {None if missing(value) else value for value in frame[name].unique().tolist()}
 
 
 def _best_covered(frame: pd.DataFrame) -> pd.DataFrame:

@@ -5,38 +5,49 @@ from __future__ import annotations
 import importlib.util
 import os
 
+from moe_kernels.formats import FORMATS
 from moe_kernels.names import Impl, Quant
 
 REFERENCE_COMPILE_MAX_EXPERTS = 64
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 # Triton reads the variable when it is first imported; so does this module.
 TRITON_INTERPRETED = TRITON_INSTALLED and os.environ.get("TRITON_INTERPRET", "0") == "1"
+_DTYPES = (Quant.FP32.value, Quant.BF16.value, Quant.FP16.value)
 _BYTES = {Quant.FP32.value: 4, Quant.BF16.value: 2, Quant.FP16.value: 2}
 
 
 def builtin_reasons(
     name: str,
     device_type: str,
-    dtype: str,
+    quant: str,
     num_experts: int,
     hidden_size: int,
     intermediate_size: int,
     compile: bool,
     graph: bool,
     capability: tuple[int, int] | None = None,
+    *,
+    dtype: str = "bf16",
 ) -> list[str]:
     """Why the built-in implementation ``name`` would not run, as sentences; plain enough to be traced.
 
-    ``capability`` is the device's compute capability, (9, 0) for Hopper; None leaves rules about it out.
+    ``quant`` is the format of the weights, ``dtype`` that of the activations beside a quantised one. ``capability`` is
+    the device's compute capability, (9, 0) for Hopper; None leaves rules about it out.
     """
-    reasons = []
-    if dtype not in _BYTES:
-        reasons.append(f"{name} computes in {', '.join(_BYTES)}, not {dtype}.")
+    if quant not in [member.value for member in Quant]:
+        return [f"{name} computes in {', '.join(member.value for member in Quant)}, not {quant}."]
+    scheme = Quant(quant)
+    if not FORMATS[scheme].quantized:
+        dtype = quant
+    if dtype not in _DTYPES:
+        return [f"{name} computes in {', '.join(_DTYPES)}, not {dtype}."]
     if name == Impl.REFERENCE.value:
-        return reasons + _reference(num_experts, compile, graph)
+        return _reference(num_experts, compile, graph)
     if name == Impl.TORCH_GROUPED_MM.value:
-        return reasons + _grouped(device_type, dtype, hidden_size, intermediate_size, compile, capability)
-    return reasons + _triton(device_type, dtype)
+        if FORMATS[scheme].quantized:
+            return [f"torch's grouped_mm is wired for unquantised weights only, not {quant}."]
+        return _grouped(device_type, dtype, hidden_size, intermediate_size, compile, capability)
+    return _triton(device_type, dtype, scheme, capability)
 
 
 def _reference(num_experts: int, compile: bool, graph: bool) -> list[str]:
@@ -74,7 +85,7 @@ def _grouped(
     return reasons
 
 
-def _triton(device_type: str, dtype: str) -> list[str]:
+def _triton(device_type: str, dtype: str, scheme: Quant, capability: tuple[int, int] | None) -> list[str]:
     if not TRITON_INSTALLED:
         return ["triton is not installed."]
     if TRITON_INTERPRETED:
@@ -83,4 +94,9 @@ def _triton(device_type: str, dtype: str) -> list[str]:
         return []
     if device_type != "cuda":
         return [f"Triton kernels run on cuda, not {device_type}."]
+    form = FORMATS[scheme]
+    least = (8, 9) if form.activation == "fp8" or scheme is Quant.NVFP4 else (8, 0)
+    if capability is not None and form.quantized and capability < least:
+        have = f"{capability[0]}.{capability[1]}"
+        return [f"{scheme.value} needs compute capability {least[0]}.{least[1]}; this device has {have}."]
     return []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from moe_kernels.experts.rules import REFERENCE_COMPILE_MAX_EXPERTS as REFERENCE_COMPILE_MAX_EXPERTS
@@ -23,6 +25,7 @@ def supports_impl(
     hidden_size: int,
     intermediate_size: int,
     top_k: int,
+    quant: str | None = None,
     compile: bool = False,
     graph: bool = False,
 ) -> list[str]:
@@ -33,8 +36,9 @@ def supports_impl(
     Args:
         name: a built-in or registered implementation.
         device_type: ``"cpu"``, ``"cuda"``, ...
-        dtype: of the activations and weights: a torch dtype, or ``"fp32"``, ``"bf16"``, ``"fp16"``.
+        dtype: of the activations: a torch dtype, or ``"fp32"``, ``"bf16"``, ``"fp16"``.
         num_experts, hidden_size, intermediate_size, top_k: E, D, F, K.
+        quant: format of the weights; None for that of ``dtype``.
         compile: under ``torch.compile``.
         graph: captured in a CUDA graph.
 
@@ -45,7 +49,7 @@ def supports_impl(
     if not isinstance(resolved, torch.dtype):
         return [f"dtype must be one of {', '.join(DTYPE_NAME.values())}; got {dtype!r}."]
     reasons = impl_reasons(
-        name, device_type, resolved, num_experts, hidden_size, intermediate_size, top_k, compile, graph
+        name, device_type, resolved, num_experts, hidden_size, intermediate_size, top_k, compile, graph, quant
     )
     if device_type == "cuda" and not torch.cuda.is_available():
         reasons.insert(0, "torch sees no CUDA device.")
@@ -64,28 +68,43 @@ def impl_reasons(
     top_k: int,
     compile: bool,
     graph: bool,
+    quant: str | None = None,
 ) -> list[str]:
     """Reasons for tensors that exist; plain enough to be traced by ``torch.compile``."""
     backend = find_backend(name)
+    known = DTYPE_NAME[dtype] if dtype in DTYPE_NAME else str(dtype)
+    scheme = known if quant is None else quant
     if backend is not None:
-        return list(
-            backend.supports(
-                device_type=device_type,
-                dtype=dtype,
-                num_experts=num_experts,
-                hidden_size=hidden_size,
-                intermediate_size=intermediate_size,
-                top_k=top_k,
-                compile=compile,
-                graph=graph,
-            )
-        )
+        asked: dict[str, Any] = {
+            "device_type": device_type,
+            "dtype": dtype,
+            "num_experts": num_experts,
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "top_k": top_k,
+            "compile": compile,
+            "graph": graph,
+        }
+        if scheme != known:
+            # A backend that was written for plain weights need not know the word.
+            if not backend.takes_quant:
+                return [f"{name} takes unquantised weights only, not {scheme}."]
+            asked["quant"] = scheme
+        return list(backend.supports(**asked))
     if name not in _BUILT_IN:
         raise ValueError(f"impl must be one of {', '.join(backends())}; got {name!r}.")
-    known = DTYPE_NAME[dtype] if dtype in DTYPE_NAME else str(dtype)
     capability = _capability() if device_type == "cuda" else None
     return builtin_reasons(
-        name, device_type, known, num_experts, hidden_size, intermediate_size, compile, graph, capability
+        name,
+        device_type,
+        scheme,
+        num_experts,
+        hidden_size,
+        intermediate_size,
+        compile,
+        graph,
+        capability,
+        dtype=known,
     )
 
 

@@ -63,7 +63,9 @@ def compile_only(capability: int = 90) -> Iterator[list[Compiled]]:
 def _kernels() -> list[Any]:
     """Kernels whose in-process caches would otherwise keep binaries for the absent GPU."""
     from moe_kernels.align import triton as align
-    from moe_kernels.experts import triton_gemm, triton_gemv
+    from moe_kernels.experts import triton_gemm, triton_gemm4, triton_gemv, triton_gemv4, triton_sum
+    from moe_kernels.quant import triton as quant
+    from moe_kernels.routing import triton as routing
 
-    modules = (align, triton_gemm, triton_gemv)
+    modules = (align, triton_gemm, triton_gemm4, triton_gemv, triton_gemv4, triton_sum, quant, routing)
     return [value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)]

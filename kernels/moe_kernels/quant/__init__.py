@@ -1,0 +1,1 @@
+"""Quantisation of weights, packing of four-bit values, and quantisation of activations."""

@@ -1,0 +1,1 @@
+"""Searching tile configurations: candidates, measurement, and the files that keep the fastest."""
