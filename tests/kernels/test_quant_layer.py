@@ -6,17 +6,18 @@ from moe_kernels import ExpertWeights, Routing, fused_experts
 from moe_kernels.experts.reference import fused_experts_reference
 from moe_kernels.formats import FORMATS as FACTS
 from moe_kernels.testing.oracle import (
+    SILU_OF_1_TIMES_2,
     error_budget,
     oracle,
     random_problem,
     relative_error,
-    tag_expected,
     tag_problem,
+    tag_value,
 )
 
 FORMATS = {
     "fp8_tensor": {"quant": "fp8_tensor"},
-    "fp8_static": {"quant": "fp8_tensor", "x_scale": 0.01, "h_scale": 0.02},
+    "fp8_static": {"quant": "fp8_tensor", "x_scale": 2.0**-6, "h_scale": 2.0**-5},
     "fp8_channel": {"quant": "fp8_channel"},
     "fp8_block": {"quant": "fp8_block"},
     "int8": {"quant": "int8"},
@@ -33,6 +34,14 @@ WHOLE = {"fp8": 0.09, "int8": 0.03, "int4": 0.25, "nvfp4": 0.22, "mxfp4": 0.25}
 # T, E, D, F, K
 SHAPES = [(1, 1, 1, 1, 1), (5, 3, 40, 24, 3), (17, 5, 200, 72, 2), (3, 4, 130, 258, 1), (9, 60, 64, 16, 6)]
 each_format = pytest.mark.parametrize("form", FORMATS)
+
+
+COMPILED = [False, pytest.param(True, marks=pytest.mark.slow)]
+
+
+def as_one_graph(function, **options):
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager", **options)
 
 
 def routing_of(ids, weights=None):
@@ -76,8 +85,13 @@ def test_tag_tells_gate_from_up_and_which_experts_ran(form):
     ids[0], ids[1, 0], ids[2, 0], ids[3] = 59, -1, 60, -(2**31)
     routing = Routing(torch.full(ids.shape, 0.25), ids)
     out = fused_experts(x, weights, routing)
-    want = tag_expected(routing, 60)[:, None].expand(out.shape)
-    torch.testing.assert_close(out.double(), want, rtol=0.13 if "4" in form else 0.05, atol=0)
+    # A tag itself is off by what its format does to it; that it is no other's, the stored value tells.
+    tags = weights.dequantize()[1].double().sum(dim=2)[:, 0]
+    exact = torch.tensor([float(tag_value(expert)) for expert in range(60)], dtype=torch.float64)
+    assert bool(((tags - exact).abs() <= (0.25 if "mxfp4" in form else 0.09) * exact).all())
+    known = (ids >= 0) & (ids < 60)
+    want = SILU_OF_1_TIMES_2 * torch.where(known, tags[ids.clamp(0, 59).long()] * 0.25, 0.0).sum(dim=1)
+    torch.testing.assert_close(out.double(), want[:, None].expand(out.shape), rtol=0.03, atol=0)
 
 
 def test_global_scales_of_gate_and_up_may_differ():
@@ -107,21 +121,19 @@ def test_no_tokens_and_no_expert(form, top_k):
     assert not fused_experts(hostile, weights, nowhere).any()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("hostile", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("compiled", COMPILED)
 @each_format
-def test_rows_that_only_pad_do_not_reach_real_rows(form, hostile, compiled):
+def test_rows_that_only_pad_do_not_reach_real_rows(form, compiled):
     x, weights, routing = random_problem(8, 6, 160, 72, 2, **FORMATS[form])
     routing.topk_ids[5:] = torch.tensor([[-1, 6], [-1, -1], [2**31 - 1, -7]]).int()
-    run = fused_experts_reference
-    if compiled:
-        torch._dynamo.reset()
-        run = torch.compile(run, backend="aot_eager", fullgraph=True)
-    clean, dirty = x.clone(), x.clone()
-    clean[5:], dirty[5:] = 0.0, hostile
-    got = run(dirty, weights, routing)
-    assert torch.equal(got[:5], run(clean, weights, routing)[:5])
-    assert not got[5:].any()
+    run = as_one_graph(fused_experts_reference) if compiled else fused_experts_reference
+    x[5:] = 0.0
+    want = run(x, weights, routing)
+    for hostile in (float("nan"), float("inf"), 1e30):
+        x[5:] = hostile
+        got = run(x, weights, routing)
+        assert torch.equal(got[:5], want[:5])
+        assert not got[5:].any()
 
 
 @each_format
@@ -141,7 +153,7 @@ def test_rows_far_apart(form):
         # Rows with scales of their own come out as they do alone, up to the order of the sums.
         assert relative_error(fused_experts(x[:32], weights, alone), out[:32]) < 0.01
     elif form == "fp8_static":
-        # 448 * 0.01 is the largest that this scale tells; beyond, values saturate and stay finite.
+        # 448 / 64 is the largest that this scale tells; beyond, values saturate and stay finite.
         assert bool(torch.isfinite(out).all())
 
 
@@ -186,14 +198,11 @@ def test_static_scales_are_used_and_rows_do_not_depend_on_their_batch():
     assert torch.equal(fused_experts(loud, weights, routing)[:8], out[:8])
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", COMPILED)
 @pytest.mark.parametrize("form", [None, *FORMATS])
 def test_router_weight_on_the_input(form, compiled):
     options = {"dtype": torch.float32, **FORMATS[form]} if form else {"quant": "fp32"}
-    run = fused_experts_reference
-    if compiled:
-        torch._dynamo.reset()
-        run = torch.compile(run, backend="aot_eager", fullgraph=True)
+    run = as_one_graph(fused_experts_reference) if compiled else fused_experts_reference
     x, weights = tag_problem(3, 4, 128, 64, **options)
     routing = Routing(torch.full((3, 1), 0.5), torch.tensor([[0], [3], [-1]]).int())
     on_input = run(x, weights, routing, router_weight_on_input=True)
@@ -208,10 +217,10 @@ def test_router_weight_on_the_input(form, compiled):
     assert relative_error(run(*problem), want) > 0.1
 
 
+@pytest.mark.slow
 @each_format
-def test_compiled_as_one_graph(form):
-    torch._dynamo.reset()
-    run = torch.compile(fused_experts_reference, fullgraph=True, backend="aot_eager", dynamic=True)
+def test_compiled_for_any_token_count(form):
+    run = as_one_graph(fused_experts_reference, dynamic=True)
     for num_tokens in (7, 2, 11):
         problem = random_problem(num_tokens, 3, 136, 72, 2, **FORMATS[form])
         ids = problem[2].topk_ids

@@ -19,6 +19,8 @@ from moe_kernels.quant.triton import launch_quantize
 from moe_kernels.types import Quant
 
 _INT32_MAX = 2**31 - 1
+# Weights of one matrix of an expert up to which a row a program rounds its own activations.
+_SMALL_EXPERT = 2**22
 
 
 def launch_experts(
@@ -73,8 +75,12 @@ def check_legal(config: ExpertsConfig, layer: StoredLayer, num_rows: int) -> Non
 
 
 def _quantizes_inside(layer: StoredLayer, gemm: GemmConfig) -> bool:
-    """Whether a GEMM rounds its activations itself: with a row a program that costs little and saves a launch."""
-    return layer.quant is Quant.FP8_BLOCK and gemm.layout is Layout.TOKEN
+    """Whether a GEMM rounds its activations itself, a row a program: it saves a launch, and costs time in proportion to
+    the weights, so that small experts alone gain.
+    """
+    if layer.quant is not Quant.FP8_BLOCK or gemm.layout is not Layout.TOKEN:
+        return False
+    return layer.w2[0].numel() <= _SMALL_EXPERT
 
 
 def _quantize_x(x_TD: torch.Tensor, layer: StoredLayer, ids_TK: torch.Tensor, config: ExpertsConfig) -> Activations:

@@ -1,8 +1,8 @@
 """Grouped GEMM kernels on tensor cores for weights of eight bits or more: gate and up with the activation, and down.
 
 Scales. X_SCALES: 0 none, 1 one for all rows, 2 one a row, 3 one a row and 128 columns. W_SCALES: 0 none, 1 one a
-matrix, 2 one a row of weights, 3 one a block of 128x128. Those that do not vary along the sum are applied after it; block
-scales are applied to the product of every 128 columns, in float32.
+matrix, 2 one a row of weights, 3 one a block of 128x128. Scales that do not vary along the sum are applied after it;
+block scales are applied to the product of every 128 columns, in float32.
 
 OUT: 0 the result in the dtype of its tensor; 1 (up) e4m3 with a scale for every 128 columns; 2 float32 parts of the
 sum, one a split; 3 float32 sums that splits add to atomically.

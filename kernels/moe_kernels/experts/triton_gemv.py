@@ -2,8 +2,8 @@
 
 With one row per expert a tensor core has nothing to share, and what counts is how many bytes of weights are on their
 way: these kernels multiply in float32 on plain lanes, one routed row a program, and the second one walks through all
-experts of its token, so that no sum kernel follows. X_SCALES and W_SCALES are those of
-``triton_gemm``, and X_SCALES 4: one a row and 128 columns, worked out here from rows that are not quantised yet.
+experts of its token, so that no sum kernel follows. X_SCALES and W_SCALES are those of ``triton_gemm``; X_SCALES 4 is 3
+worked out here, from rows that are not quantised yet.
 
 Shapes: T tokens, D model, F ffn, E experts, K experts per token, N = T*K routed rows; row r belongs to token r // K.
 """
@@ -65,12 +65,16 @@ def up_row_kernel(
             w_gate = tl.load(gate_ptrs + k, mask=inside[None, :], other=0.0)
             w_up = tl.load(gate_ptrs + F * D + k, mask=inside[None, :], other=0.0)
         x = x.to(tl.float32)
-        if X_SCALES == 4:
+        if X_SCALES >= 3:
             # The weights' scales join the activations: one product less for every weight.
             block = k // 128 + tl.arange(0, BLOCK_K // 128)
             g_scale = tl.load(gate_scales + block, mask=block < KB, other=0.0)
             u_scale = tl.load(gate_scales + NB * KB + block, mask=block < KB, other=0.0)
-            x = round_groups(x, BLOCK_K)
+            if X_SCALES == 4:
+                x = round_groups(x, BLOCK_K)
+            else:
+                x_scale = tl.load(x_scale_ptr + (row // K) * KB + block, mask=block < KB, other=0.0)
+                x = tl.reshape(x, [BLOCK_K // 128, 128]) * x_scale[:, None]
             gate += w_gate.to(tl.float32) * tl.reshape(x * g_scale[:, None], [BLOCK_K])[None, :]
             up += w_up.to(tl.float32) * tl.reshape(x * u_scale[:, None], [BLOCK_K])[None, :]
         else:
@@ -143,10 +147,15 @@ def down_token_kernel(
             weight = weight * tl.load(w_scale_ptr + expert)
         h = tl.load(h_ptr + row * F + k + offs_k, mask=inside, other=0.0).to(tl.float32)
         w = tl.load(w2_ptr + expert.to(tl.int64) * (D * F) + w_offsets + k, mask=inside[None, :], other=0.0)
-        if X_SCALES == 4:
+        if X_SCALES >= 3:
             block = k // 128 + tl.arange(0, BLOCK_K // 128)
             w_scale = tl.load(w_scale_ptr + expert * (NB * KB) + scale_row + block, mask=block < KB, other=0.0)
-            h = tl.reshape(round_groups(h, BLOCK_K) * w_scale[:, None], [BLOCK_K])
+            if X_SCALES == 4:
+                h = round_groups(h, BLOCK_K)
+            else:
+                h_scale = tl.load(h_scale_ptr + row * KB + block, mask=block < KB, other=0.0)
+                h = tl.reshape(h, [BLOCK_K // 128, 128]) * h_scale[:, None]
+            h = tl.reshape(h * w_scale[:, None], [BLOCK_K])
         scaled = tl.where(inside, h * weight, 0.0)
         if W_SCALES == 2:
             own = tl.load(w_scale_ptr + expert.to(tl.int64) * D + w_row)

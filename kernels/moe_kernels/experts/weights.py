@@ -191,34 +191,30 @@ class ExpertWeights:
 
     def dequantize(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return float32 ``(w1 [E, 2F, D], w2 [E, D, F])`` with the values that the stored format holds."""
-        if not FORMATS[self.quant].quantized:
-            return self.w1.to(torch.float32), self.w2.to(torch.float32)
-        pairs = [self.dequantize_expert(index) for index in range(self.num_experts)]
-        return torch.stack([w1 for w1, _ in pairs]), torch.stack([w2 for _, w2 in pairs])
+        return self._dequantize(slice(None))
 
     def dequantize_expert(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return float32 ``(w1 [2F, D], w2 [D, F])`` of one expert."""
+        return self._dequantize(index)
+
+    def _dequantize(self, at: int | slice) -> tuple[torch.Tensor, torch.Tensor]:
         if not FORMATS[self.quant].quantized:
-            return self.w1[index].to(torch.float32), self.w2[index].to(torch.float32)
+            return self.w1[at].to(torch.float32), self.w2[at].to(torch.float32)
+
+        def part(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor[at]
+
         ffn = self.intermediate_size
         assert self.w1_scale is not None
         assert self.w2_scale is not None
-        halves = []
-        for half in (0, 1):
-            stored = Stored(
-                self.w1[index, half * ffn : (half + 1) * ffn],
-                self.w1_scale[index, half],
-                None if self.w1_zero is None else self.w1_zero[index, half],
-                None if self.w1_global is None else self.w1_global[index, half],
-            )
-            halves.append(dequantize_matrix(stored, self.quant, self.hidden_size, self.group_size))
-        down = Stored(
-            self.w2[index],
-            self.w2_scale[index],
-            None if self.w2_zero is None else self.w2_zero[index],
-            None if self.w2_global is None else self.w2_global[index],
+        gate_up = Stored(
+            self.w1[at].unflatten(-2, (2, ffn)), self.w1_scale[at], part(self.w1_zero), part(self.w1_global)
         )
-        return torch.cat(halves), dequantize_matrix(down, self.quant, ffn, self.group_size)
+        down = Stored(self.w2[at], self.w2_scale[at], part(self.w2_zero), part(self.w2_global))
+        return (
+            dequantize_matrix(gate_up, self.quant, self.hidden_size, self.group_size).flatten(-3, -2),
+            dequantize_matrix(down, self.quant, ffn, self.group_size),
+        )
 
     @property
     def num_experts(self) -> int:

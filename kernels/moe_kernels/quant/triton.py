@@ -75,8 +75,8 @@ def group_scales(x, finite, FP8: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def block_kernel(
-    x_ptr, q_ptr, scale_ptr, ids_ptr, num_rows, x_stride, C: tl.constexpr, E: tl.constexpr, K: tl.constexpr,
-    K_P2: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, q_ptr, scale_ptr, num_rows, x_stride, C: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """GROUPS neighbouring groups of 128 columns of one row a program."""
     CB: tl.constexpr = (C + 127) // 128
@@ -84,9 +84,8 @@ def block_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    # Rows that nobody reads are quantised too: to ask first would put one wait before the other.
     row = tl.program_id(0) // TILES
-    if not in_use(ids_ptr, row, E, K, K_P2, SLOTS):
-        return
     group = (tl.program_id(0) % TILES) * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * 128 + tl.arange(0, 128)[None, :]
     if WIDE:
@@ -244,10 +243,10 @@ def launch_quantize(
     common |= {"launch_pdl": True} if pdl else {}
     if granularity == "block":
         scale = torch.empty(rows, triton.cdiv(columns, BLOCK), dtype=torch.float32, device=x_RC.device)
-        groups = min(8, triton.next_power_of_2(scale.shape[1])) if rows > 64 else 1
+        groups = min(16, triton.next_power_of_2(scale.shape[1])) if rows > 64 else 1
         if rows:
             block_kernel[(rows * triton.cdiv(scale.shape[1], groups),)](
-                x_RC, q, scale, ids_TK, rows, stride, **use, GROUPS=groups, num_warps=max(1, groups // 2), **common
+                x_RC, q, scale, rows, stride, GROUPS=groups, num_warps=max(1, groups // 4), **common
             )
         return q, scale
     if granularity == "token":

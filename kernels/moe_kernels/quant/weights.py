@@ -73,25 +73,29 @@ def _store(w_NK: torch.Tensor, quant: Quant, dtype: torch.dtype, group_size: int
 
 
 def dequantize_matrix(stored: Stored, quant: Quant, columns: int, group_size: int = 128) -> torch.Tensor:
-    """The float32 values ``[N, columns]`` that a stored matrix stands for."""
+    """The float32 values ``[..., N, columns]`` that stored matrices stand for, any number of them at once."""
     if quant is Quant.FP8_BLOCK:
-        scale = stored.scale.repeat_interleave(BLOCK, dim=0)[: stored.data.shape[0]]
-        return stored.data.to(torch.float32) * scale.repeat_interleave(BLOCK, dim=1)[:, :columns]
+        rows = stored.data.shape[-2]
+        scale = _repeat(stored.scale, BLOCK, columns).mT
+        return stored.data.to(torch.float32) * _repeat(scale, BLOCK, rows).mT
     if quant not in (Quant.INT4, Quant.NVFP4, Quant.MXFP4):
         return stored.data.to(torch.float32) * stored.scale
-    nibbles = unpack_nibbles(stored.data)[:, :columns]
+    nibbles = unpack_nibbles(stored.data)[..., :columns]
     if quant is Quant.INT4:
-        zero = (
-            8.0 if stored.zero is None else stored.zero.to(torch.float32).repeat_interleave(group_size, 1)[:, :columns]
-        )
-        scale = stored.scale.to(torch.float32).repeat_interleave(group_size, dim=1)[:, :columns]
-        return (nibbles.to(torch.float32) - zero) * scale
-    if quant is Quant.NVFP4:
-        assert stored.whole is not None
-        scale = stored.scale.to(torch.float32).repeat_interleave(_NVFP4_BLOCK, dim=1)[:, :columns]
-        return from_e2m1(nibbles) * scale * stored.whole
-    scale = e8m0_value(stored.scale).repeat_interleave(_MXFP4_BLOCK, dim=1)[:, :columns]
-    return from_e2m1(nibbles) * scale
+        values = nibbles.to(torch.float32)
+        values = values - (8.0 if stored.zero is None else _repeat(stored.zero, group_size, columns))
+        return values * _repeat(stored.scale, group_size, columns)
+    values = from_e2m1(nibbles)
+    if quant is Quant.MXFP4:
+        return values * _repeat(e8m0_value(stored.scale), _MXFP4_BLOCK, columns)
+    assert stored.whole is not None
+    return values * _repeat(stored.scale, _NVFP4_BLOCK, columns) * stored.whole[..., None, None]
+
+
+def _repeat(scale: torch.Tensor, width: int, columns: int) -> torch.Tensor:
+    """Every column of ``scale`` as float32 ``width`` times, cut to ``columns``."""
+    wide = scale.to(torch.float32)[..., None].expand(*scale.shape, width)
+    return wide.flatten(-2)[..., :columns]
 
 
 def e8m0_value(stored: torch.Tensor) -> torch.Tensor:
