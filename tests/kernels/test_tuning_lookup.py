@@ -92,6 +92,15 @@ def test_the_row_of_the_count_then_the_next_larger_then_the_largest(user):
         assert (f", nearest tuned count to {tokens}" in found.source) == (served != tokens)
 
 
+def test_the_packages_rows_for_few_tokens_are_no_guide_to_many():
+    shape = (128, 2048, 768, 8, "nvfp4", "bf16", 0)
+    near = find_config(Problem(500, *shape), "NVIDIA H200", 232448)
+    assert "at 128 tokens, nearest tuned count to 500" in near.source
+    far = find_config(Problem(4096, *shape), "NVIDIA H200", 232448)
+    assert far.config is None
+    assert "ends at 128 tokens, too few to tell about 4096" in far.source
+
+
 def test_layouts_for_few_rows_never_serve_more(user):
     write(user, {"2": both(TOKEN), "8": both(INLINE)})
     assert find(2).config == both(TOKEN)

@@ -23,14 +23,14 @@ def rule(problem: Problem) -> ExpertsConfig:
         tile_k = 64 if scheme is Quant.FP8_BLOCK else 32
         gemm = _gemm(layout, 16 if per_expert <= 32 else 64, 32, tile_k, 8, 4, 2)
         return ExpertsConfig(up=gemm, down=gemm, pdl=False)
-    if problem.num_tokens == 1:
-        chunk = 256 if form.bits >= 16 else 512
-        up = _gemm(Layout.TOKEN, 1, _columns(problem.top_k * ffn), chunk, 1, 4, 3)
-        down = _gemm(Layout.TOKEN, 1, _columns(hidden), chunk, 1, 4, 4)
-    elif form.packed:
+    if form.packed:
         up, down = _packed(rows, per_expert)
     elif form.activation:
-        up, down = _eight_bit(rows, per_expert)
+        # A tensor map needs rows that are multiples of 16 bytes.
+        up, down = _eight_bit(rows, per_expert, hidden % 16 == 0 and ffn % 16 == 0)
+    elif problem.num_tokens == 1:
+        up = _gemm(Layout.TOKEN, 1, _columns(problem.top_k * ffn), 256, 1, 4, 3)
+        down = _gemm(Layout.TOKEN, 1, _columns(hidden), 256, 1, 4, 4)
     else:
         up, down = _wide(rows, per_expert)
     return ExpertsConfig(up=up, down=down, pdl=False)
@@ -46,7 +46,7 @@ def few_rows(problem: Problem) -> tuple[GemmConfig, GemmConfig]:
     per_expert = min(16.0, rows / problem.num_experts)
     if form.packed:
         return _packed(rows, per_expert)
-    return _eight_bit(rows, per_expert) if form.activation else _wide(rows, per_expert)
+    return _eight_bit(rows, per_expert, False) if form.activation else _wide(rows, per_expert)
 
 
 def _wide(rows: int, per_expert: float) -> tuple[GemmConfig, GemmConfig]:
@@ -60,21 +60,27 @@ def _wide(rows: int, per_expert: float) -> tuple[GemmConfig, GemmConfig]:
     return _gemm(Layout.SORTED, 128, 128, 64, 16, 8, 3), _gemm(Layout.SORTED, 128, 256, 64, 16, 8, 3)
 
 
-def _eight_bit(rows: int, per_expert: float) -> tuple[GemmConfig, GemmConfig]:
+def _eight_bit(rows: int, per_expert: float, tensor_maps: bool) -> tuple[GemmConfig, GemmConfig]:
     if per_expert <= 16:
         layout = Layout.INLINE if rows <= 256 else Layout.SORTED
-        return _gemm(layout, 16, 32, BLOCK, 16, 4, 4), _gemm(layout, 16, 64, BLOCK, 16, 4, 4)
+        return _gemm(layout, 16, 64, BLOCK, 16, 4, 4, swap=True), _gemm(layout, 16, 128, BLOCK, 16, 4, 4, swap=True)
     if per_expert <= 48:
-        return _gemm(Layout.SORTED, 32, 64, BLOCK, 16, 4, 3), _gemm(Layout.SORTED, 32, 128, BLOCK, 16, 4, 3)
-    if per_expert <= 128:
-        return _gemm(Layout.SORTED, 64, 128, BLOCK, 16, 4, 3), _gemm(Layout.SORTED, 64, 128, BLOCK, 16, 4, 3)
-    return _gemm(Layout.SORTED, 128, 128, BLOCK, 16, 8, 3), _gemm(Layout.SORTED, 128, 128, BLOCK, 16, 8, 3)
+        small = _gemm(Layout.SORTED, 32, 64, BLOCK, 16, 4, 4, swap=True)
+        return small, small
+    # Many small tiles: while one waits to scale what it has, another multiplies.
+    up = _gemm(Layout.SORTED, 64, 64, BLOCK, 32, 4, 3)
+    down = _gemm(Layout.SORTED, 64, 64 if per_expert <= 128 else 128, BLOCK, 8, 4, 3)
+    return replace(up, use_tma=tensor_maps), replace(down, use_tma=tensor_maps)
 
 
 def _packed(rows: int, per_expert: float) -> tuple[GemmConfig, GemmConfig]:
+    if rows <= 16:
+        return _gemm(Layout.INLINE, 16, 32, 256, 1, 2, 3, swap=True), _gemm(
+            Layout.INLINE, 16, 32, 128, 1, 2, 4, swap=True
+        )
     if per_expert <= 32:
         layout = Layout.INLINE if rows <= 256 else Layout.SORTED
-        return _gemm(layout, 16, 32, 128, 16, 4, 4), _gemm(layout, 16, 64, 128, 16, 4, 4)
+        return _gemm(layout, 16, 64, 128, 16, 4, 4), _gemm(layout, 16, 128, 128, 16, 4, 4)
     if per_expert <= 128:
         return _gemm(Layout.SORTED, 64, 64, 128, 16, 4, 3), _gemm(Layout.SORTED, 64, 64, 128, 16, 4, 3)
     return _gemm(Layout.SORTED, 128, 64, 64, 16, 8, 3), _gemm(Layout.SORTED, 128, 128, 64, 16, 8, 3)
@@ -112,7 +118,9 @@ def _columns(total: int) -> int:
     return max(4, min(16, 1 << max(0, (total // 400).bit_length() - 1)))
 
 
-def _gemm(layout: Layout, m: int, n: int, k: int, group: int, warps: int, stages: int) -> GemmConfig:
+def _gemm(
+    layout: Layout, m: int, n: int, k: int, group: int, warps: int, stages: int, *, swap: bool = False
+) -> GemmConfig:
     return GemmConfig(
         block_m=m,
         block_n=n,
@@ -122,6 +130,6 @@ def _gemm(layout: Layout, m: int, n: int, k: int, group: int, warps: int, stages
         num_stages=stages,
         layout=layout,
         use_tma=False,
-        swap_ab=False,
+        swap_ab=swap,
         split_k=1,
     )

@@ -93,9 +93,11 @@ def dequantize_matrix(stored: Stored, quant: Quant, columns: int, group_size: in
 
 
 def _repeat(scale: torch.Tensor, width: int, columns: int) -> torch.Tensor:
-    """Every column of ``scale`` as float32 ``width`` times, cut to ``columns``."""
-    wide = scale.to(torch.float32)[..., None].expand(*scale.shape, width)
-    return wide.flatten(-2)[..., :columns]
+    """Every column of ``scale`` as float32 ``width`` times, cut to ``columns``.
+
+    By index: of a cut expansion torch 2.13 compiles wrong code for CPUs, which repeats the first columns at the end.
+    """
+    return scale.to(torch.float32)[..., torch.arange(columns, device=scale.device) // width]
 
 
 def e8m0_value(stored: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,8 @@ from moe_kernels.tuning.names import (
 )
 
 _MOST_NAMED = 3
+# The package's rows serve up to so many times their tokens; from so many on, experts are full and tiles change no more.
+_FAR, _MANY_TOKENS = 4, 1024
 # A file changed less than this ago may change once more within the same tick of its clock.
 _SETTLED_NS = 50_000_000
 
@@ -78,7 +80,7 @@ def find_config(problem: Problem, device_name: str, shared_bytes: int) -> Found:
     """Find the tuned configuration for a problem on a device.
 
     The row of the very token count serves; else that of the next larger count, whose layout is then legal for fewer
-    rows too; else that of the largest. Rows in the token layout never serve more tokens than they were tuned for.
+    rows too; else that of the largest, of the package's own unless that is far fewer. Rows in the token layout never serve more tokens than they were tuned for.
 
     Args:
         problem: the layer and its number of tokens.
@@ -203,6 +205,9 @@ def _choose(
     larger = [tokens for tokens in usable if tokens >= problem.num_tokens]
     for tokens in sorted(larger) or [max(usable)]:
         row, left_out = usable[tokens]
+        if path.is_relative_to(PACKAGED) and tokens < _MANY_TOKENS and problem.num_tokens > _FAR * tokens:
+            visit.passed.append(f"{_shown(path)} ends at {tokens} tokens, too few to tell about {problem.num_tokens}.")
+            continue
         fault = rows.reach_fault(row, tokens, problem)
         if fault:
             visit.passed.append(rows.sentence(path, "", tokens, fault))
