@@ -94,8 +94,8 @@ def test_the_row_of_the_count_then_the_next_larger_then_the_largest(user):
 
 def test_the_packages_rows_for_few_tokens_are_no_guide_to_many():
     shape = (128, 2048, 768, 8, "nvfp4", "bf16", 0)
-    near = find_config(Problem(500, *shape), "NVIDIA H200", 232448)
-    assert "at 128 tokens, nearest tuned count to 500" in near.source
+    near = find_config(Problem(250, *shape), "NVIDIA H200", 232448)
+    assert "at 128 tokens, nearest tuned count to 250" in near.source
     far = find_config(Problem(4096, *shape), "NVIDIA H200", 232448)
     assert far.config is None
     assert "ends at 128 tokens, too few to tell about 4096" in far.source

@@ -78,9 +78,12 @@ def _packed(rows: int, per_expert: float) -> tuple[GemmConfig, GemmConfig]:
         return _gemm(Layout.INLINE, 16, 32, 256, 1, 2, 3, swap=True), _gemm(
             Layout.INLINE, 16, 32, 128, 1, 2, 4, swap=True
         )
-    if per_expert <= 32:
+    if per_expert <= 16:
         layout = Layout.INLINE if rows <= 256 else Layout.SORTED
         return _gemm(layout, 16, 64, 128, 16, 4, 4), _gemm(layout, 16, 128, 128, 16, 4, 4)
+    if per_expert <= 64:
+        up = _gemm(Layout.SORTED, 32, 64, 128, 16, 4, 3, swap=True)
+        return up, _gemm(Layout.SORTED, 32, 128, 128, 16, 4, 3, swap=True)
     if per_expert <= 128:
         return _gemm(Layout.SORTED, 64, 64, 128, 16, 4, 3), _gemm(Layout.SORTED, 64, 64, 128, 16, 4, 3)
     return _gemm(Layout.SORTED, 128, 64, 64, 16, 8, 3), _gemm(Layout.SORTED, 128, 128, 64, 16, 8, 3)

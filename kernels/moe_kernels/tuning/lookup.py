@@ -30,7 +30,7 @@ from moe_kernels.tuning.names import (
 
 _MOST_NAMED = 3
 # The package's rows serve up to so many times their tokens; from so many on, experts are full and tiles change no more.
-_FAR, _MANY_TOKENS = 4, 1024
+_FAR, _MANY_TOKENS = 2, 1024
 # A file changed less than this ago may change once more within the same tick of its clock.
 _SETTLED_NS = 50_000_000
 
@@ -80,7 +80,8 @@ def find_config(problem: Problem, device_name: str, shared_bytes: int) -> Found:
     """Find the tuned configuration for a problem on a device.
 
     The row of the very token count serves; else that of the next larger count, whose layout is then legal for fewer
-    rows too; else that of the largest, of the package's own unless that is far fewer. Rows in the token layout never serve more tokens than they were tuned for.
+    rows too; else that of the largest, of the package's own unless that is far fewer. Rows in the token layout never
+    serve more tokens than they were tuned for.
 
     Args:
         problem: the layer and its number of tokens.
