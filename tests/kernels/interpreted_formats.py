@@ -37,15 +37,27 @@ FORMATS = {
     "mxfp4": {"quant": "mxfp4"},
 }
 
+# A scale that is a power of two puts a constant up to 15 % off; gate and up swapped would be 20 % off.
+TAG_RTOL = {"mxfp4": 0.15, "nvfp4": 0.1, "int4-32": 0.1}
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", FORMATS)
+
+# The interpreter takes seconds a case: every format with one layout each of rows and tiles, all of them on a GPU.
+CASES = [
+    *((form, layout) for form, layout in zip(FORMATS, [*LAYOUTS, *LAYOUTS], strict=False)),
+    ("fp8_block", "blocks"),
+    ("fp8_block", "swapped"),
+    *((form, "token") for form in ("int8", "nvfp4", "int4-32")),
+    ("mxfp4", "inline"),
+]
+
+
+@pytest.mark.parametrize(("form", "layout"), CASES)
 def test_within_budget(form, layout):
     # Tails everywhere: neither D nor F is a multiple of 16, 32 or 128, and gate and up part inside a block of 128.
-    problem = random_problem(5, 3, 200, 72, 2, dtype=torch.float16, **FORMATS[form])
+    problem = random_problem(4, 3, 136, 40, 2, dtype=torch.float16, **FORMATS[form])
     problem[2].topk_ids[0, 1], problem[2].topk_ids[2] = -1, problem[2].topk_ids[2, 0].clone()
     before = problem[0].clone()
-    poison_allocator("cpu", 10 * 144 * 4, 10 * 200 * 4, 10 * 72 * 2, 10 * 200 * 2, 5 * 200 * 2)
+    poison_allocator("cpu", 8 * 80 * 4, 8 * 136 * 4, 8 * 40 * 2, 8 * 136 * 2, 4 * 136 * 2)
     out = fused_experts(*problem, impl="triton", config=LAYOUTS[layout])
     assert torch.equal(problem[0], before)
     assert relative_error(out, oracle(*problem)) <= error_budget(*problem)
@@ -58,24 +70,29 @@ def test_tag_tells_gate_from_up(form):
     routing = Routing(torch.tensor([[0.5, 0.25]] * 3), ids)
     out = fused_experts(x, weights, routing, impl="triton", config=LAYOUTS["sorted"])
     want = tag_expected(routing, 5)[:, None].expand(out.shape)
-    torch.testing.assert_close(out.double(), want, rtol=0.1 if "int4" in form or "fp4" in form else 0.04, atol=0)
+    torch.testing.assert_close(out.double(), want, rtol=TAG_RTOL.get(form, 0.05), atol=0)
 
 
-@pytest.mark.parametrize("reduction", ["deterministic", "atomic"])
-@pytest.mark.parametrize("split_k", [1, 2, 3, 5, 8, 64])
-@pytest.mark.parametrize("layout", ["sorted", "inline", "swapped"])
+@pytest.mark.parametrize(
+    ("layout", "split_k", "reduction"),
+    [
+        ("sorted", 2, "deterministic"),
+        ("sorted", 3, "atomic"),
+        ("inline", 5, "deterministic"),
+        ("inline", 8, "atomic"),
+        ("swapped", 16, "deterministic"),
+    ],
+)
 def test_splits_of_any_number(layout, split_k, reduction):
     problem = random_problem(4, 3, 136, 40, 2, dtype=torch.float16, quant="fp16")
     config = {**LAYOUTS[layout], "BLOCK_SIZE_K": 32}
-    for _ in range(3):
+    for _ in range(2):
         poison_allocator("cpu", 8 * 80 * 4, split_k * 8 * 80 * 4, split_k * 8 * 136 * 4, 4 * 136 * 4, value=1e30)
         out = fused_experts(*problem, impl="triton", config=config, split_k=split_k, reduction=reduction)
         assert relative_error(out, oracle(*problem)) <= error_budget(*problem)
 
 
-@pytest.mark.parametrize("split_k", [2, 8])
-@pytest.mark.parametrize("columns", [1000, 1408])
-@pytest.mark.parametrize("form", ["fp8_block", "nvfp4"])
+@pytest.mark.parametrize(("form", "columns", "split_k"), [("fp8_block", 1000, 2), ("nvfp4", 1408, 8)])
 def test_split_of_columns_that_are_no_multiple(form, columns, split_k):
     problem = random_problem(1, 2, columns, 32, 1, dtype=torch.float16, **FORMATS[form])
     out = fused_experts(*problem, impl="triton", split_k=split_k)

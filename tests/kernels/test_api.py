@@ -58,7 +58,7 @@ def test_weights_from_views_are_stored_contiguous():
 @pytest.mark.parametrize(
     ("w1", "w2", "quant", "message"),
     [
-        ((2, 10, 4), (2, 4, 5), "fp9", "^quant must be one of fp32, bf16, fp16; got 'fp9'"),
+        ((2, 10, 4), (2, 4, 5), "fp9", "^quant must be one of fp32, bf16, fp16, fp8_tensor, .*; got 'fp9'"),
         ((2, 9, 4), (2, 4, 4), "bf16", r"^w1_E2FD must be \[E, 2F, D\]"),
         ((2, 10, 4), (2, 5, 4), "bf16", r"^w1_E2FD must be \[E, 2F, D\]"),
         ((3, 10, 4), (2, 4, 5), "bf16", r"^w1_E2FD must be \[E, 2F, D\]"),
@@ -117,7 +117,7 @@ def test_supports_needs_no_device(dtype):
     [
         ("reference", {"compile": True, "num_experts": 65}, "limited to 64 experts; this has 65"),
         ("reference", {"graph": True, "device_type": "cuda"}, "which a CUDA graph cannot capture"),
-        ("reference", {"dtype": torch.float64}, "reference computes in fp32, bf16, fp16, not torch.float64"),
+        ("reference", {"dtype": torch.float64}, "reference computes in fp32, bf16, fp16, fp8_tensor, fp8_channel"),
         ("reference", {"dtype": "fp8"}, "dtype must be one of fp32, bf16, fp16; got 'fp8'"),
         (
             "torch_grouped_mm",

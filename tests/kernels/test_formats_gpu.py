@@ -156,7 +156,7 @@ def test_tag_tells_gate_from_up_and_which_experts_ran(form):
         for config in ("default", "sorted", "inline", "token"):
             out = fused_experts(x, weights, routing, impl="triton", config=CONFIGS[config])
             want = tag_expected(routing, num_experts)[:, None].expand(out.shape)
-            torch.testing.assert_close(out.double().cpu(), want, rtol=0.13 if "4" in form else 0.05, atol=0)
+            torch.testing.assert_close(out.double().cpu(), want, rtol=0.15 if "4" in form else 0.05, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")

@@ -13,12 +13,14 @@ from moe_kernels.testing.offline import compile_only
 KINDS = [("token", "fp8"), ("token", "int8"), ("block", "fp8"), ("tensor", "fp8")]
 
 
-def compiled(granularity, kind, rows=4096, columns=7168, dtype=torch.bfloat16, static=False, **options):
+def compiled(
+    granularity, kind, rows=4096, columns=7168, dtype=torch.bfloat16, static=False, top_k=8, slots=False, **options
+):
     x = torch.empty(rows, columns, dtype=dtype, device="meta")
-    ids = torch.empty(rows, 8, dtype=torch.int32, device="meta")
+    ids = torch.empty(rows, top_k, dtype=torch.int32, device="meta")
     scale = torch.empty(1, device="meta") if static else None
     with compile_only(90) as kernels:
-        launch_quantize(x, granularity, kind, ids, 256, False, scale, **options)
+        launch_quantize(x, granularity, kind, ids, 256, slots, scale, **options)
     return {kernel.name: kernel for kernel in kernels}
 
 
@@ -58,6 +60,14 @@ def test_dependent_launch(granularity, kind, pdl):
     for kernel in compiled(granularity, kind, pdl=pdl).values():
         assert ("griddepcontrol.wait" in kernel.ptx) == pdl
         assert ("griddepcontrol.launch_dependents" in kernel.ptx) == pdl
+
+
+@pytest.mark.parametrize("slots", [False, True])
+@pytest.mark.parametrize(("granularity", "kind"), KINDS)
+def test_odd_sizes_and_one_id_a_row(granularity, kind, slots):
+    for rows, columns in ((1, 1), (5, 3), (3, 20000), (70, 130), (300_000, 8192)):
+        for top_k in (1, 6):
+            assert compiled(granularity, kind, rows, columns, top_k=top_k, slots=slots)
 
 
 def test_no_rows_compile_nothing():
