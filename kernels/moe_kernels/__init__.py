@@ -1,4 +1,4 @@
-"""Mixture-of-Experts kernels: routing, token alignment and fused experts, each with a plain PyTorch specification.
+"""Mixture-of-Experts kernels: routing, alignment, quantisation, fused experts, each with a plain PyTorch specification.
 
 Importing the package loads neither torch nor triton; each name is loaded from its module when it is first used.
 """
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from moe_kernels.experts.weights import ExpertWeights as ExpertWeights
     from moe_kernels.names import Impl as Impl
     from moe_kernels.names import Quant as Quant
+    from moe_kernels.quant.api import quantize_activation as quantize_activation
     from moe_kernels.registry import backends as backends
     from moe_kernels.registry import register_backend as register_backend
     from moe_kernels.registry import unregister_backend as unregister_backend
     from moe_kernels.routing.api import select_experts as select_experts
+    from moe_kernels.routing.prepare import prepare_routing as prepare_routing
     from moe_kernels.types import Routing as Routing
 
 _HOME = {
@@ -35,6 +37,8 @@ _HOME = {
     "backends": "moe_kernels.registry",
     "fused_experts": "moe_kernels.experts.api",
     "moe_align": "moe_kernels.align.api",
+    "prepare_routing": "moe_kernels.routing.prepare",
+    "quantize_activation": "moe_kernels.quant.api",
     "register_backend": "moe_kernels.registry",
     "resolve_config": "moe_kernels.experts.config",
     "resolve_impl": "moe_kernels.experts.api",

@@ -37,8 +37,8 @@ FORMATS = {
     "mxfp4": {"quant": "mxfp4"},
 }
 
-# A scale that is a power of two puts a constant up to 15 % off; gate and up swapped would be 20 % off.
-TAG_RTOL = {"mxfp4": 0.15, "nvfp4": 0.1, "int4-32": 0.1}
+# Gate and up swapped would be 20 % off.
+TAG_RTOL = {"nvfp4": 0.1, "int4-32": 0.1}
 
 
 # The interpreter takes seconds a case: every format with one layout each of rows and tiles, all of them on a GPU.
@@ -70,6 +70,8 @@ def test_tag_tells_gate_from_up(form):
     routing = Routing(torch.tensor([[0.5, 0.25]] * 3), ids)
     out = fused_experts(x, weights, routing, impl="triton", config=LAYOUTS["sorted"])
     want = tag_expected(routing, 5)[:, None].expand(out.shape)
+    if form == "mxfp4":  # a scale that is a power of two puts a constant 20 % off: as stored, then
+        want = oracle(x, weights, routing)
     torch.testing.assert_close(out.double(), want, rtol=TAG_RTOL.get(form, 0.05), atol=0)
 
 

@@ -24,7 +24,8 @@ SHAPE = {"num_experts": 8, "hidden_size": 64, "intermediate_size": 32, "top_k": 
 def test_public_names():
     assert moe_kernels.__all__ == [
         "Alignment", "ExpertWeights", "Impl", "Quant", "ResolvedConfig", "Routing", "backends", "fused_experts",
-        "moe_align", "register_backend", "resolve_config", "resolve_impl", "select_experts", "supports_impl",
+        "moe_align", "prepare_routing", "quantize_activation",
+        "register_backend", "resolve_config", "resolve_impl", "select_experts", "supports_impl",
         "unregister_backend",
     ]  # fmt: skip
     with pytest.raises(AttributeError, match="has no attribute 'fused_expert'"):

@@ -196,3 +196,53 @@ def test_compiled_reference_keeps_overflow_of_other_experts_out():
     routing = Routing(routing.topk_weights, torch.zeros_like(routing.topk_ids))
     compiled = torch.compile(lambda x, r: fused_experts(x, weights, r, impl="reference"), backend="aot_eager")
     torch.testing.assert_close(compiled(x, routing), fused_experts(x, weights, routing, impl="reference"))
+
+
+@pytest.mark.parametrize("num_experts", [40, 72, 384, 513])
+@pytest.mark.parametrize("top_k", [1, 3, 7, 10, None], ids=str)
+def test_counts_that_are_no_powers_of_two(num_experts, top_k):
+    top_k = num_experts if top_k is None else top_k
+    for num_tokens in (1, 5):
+        x, weights = tag_problem(num_tokens, num_experts, 16, 4)
+        ids = (torch.arange(top_k) * 7 + torch.arange(num_tokens)[:, None]) % num_experts
+        routing = Routing(torch.full(ids.shape, 1.0 / top_k), ids.int())
+        out = fused_experts(x, weights, routing, impl="reference")
+        want = tag_expected(routing, num_experts)[:, None].expand(out.shape)
+        torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("quant", ["fp32", "fp8_block", "int4"])
+def test_partial_sums_of_ranks_add_up(impl, quant):
+    options = {} if quant == "fp32" else {"dtype": torch.float32}
+    x, weights, routing = random_problem(9, 6, 32, 16, 3, quant, **options)
+    if why := reasons(impl, x, weights, 3) or (impl != "reference" and quant != "fp32"):
+        assert why
+        return
+    whole, parts = fused_experts(x, weights, routing, impl=impl), []
+    dense = ExpertWeights.from_dense(*random_problem(9, 6, 32, 16, 3)[1].dequantize(), quant, **options)
+    assert torch.equal(dense.w1.view(torch.uint8), weights.w1.view(torch.uint8))
+    w1, w2 = random_problem(9, 6, 32, 16, 3)[1].dequantize()
+    for held in ([0, 2, 5], [1, 3, 4]):
+        expert_map = torch.full((6,), -1, dtype=torch.int32)
+        expert_map[held] = torch.arange(3, dtype=torch.int32)
+        local = ExpertWeights.from_dense(w1[held], w2[held], quant, **options)
+        parts.append(fused_experts(x, local, routing, expert_map=expert_map, impl=impl))
+        absent = Routing(
+            routing.topk_weights, torch.full_like(routing.topk_ids, next(e for e in range(6) if e not in held))
+        )
+        assert not fused_experts(x, local, absent, expert_map=expert_map, impl=impl).any()
+    torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-5, atol=1e-5)
+
+
+def test_options_are_checked_by_name():
+    x, weights, routing = random_problem(3, 4, 16, 8, 2)
+    for options, message in (
+        ({"router_weight_on_input": True}, "^router_weight_on_input must be False where K is not 1; got K = 2"),
+        ({"split_k": 0}, "^split_k must be None or from 1 to 64; got 0"),
+        ({"split_k": 65}, "^split_k must be None or from 1 to 64; got 65"),
+        ({"reduction": "fast"}, "^reduction must be one of deterministic, atomic; got 'fast'"),
+        ({"split_k": 2}, "^split_k is for impl 'triton'; this call runs 'reference'"),
+        ({"shared": random_problem(1, 1, 24, 8, 1)[1]}, "^shared must have the hidden size, dtype and device"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fused_experts(x, weights, routing, **options)

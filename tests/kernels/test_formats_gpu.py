@@ -43,7 +43,7 @@ CONFIGS = {
 }
 FORMATS = {
     "fp8_tensor": {"quant": "fp8_tensor"},
-    "fp8_static": {"quant": "fp8_tensor", "x_scale": 0.01, "h_scale": 0.02},
+    "fp8_static": {"quant": "fp8_tensor", "x_scale": 2.0**-6, "h_scale": 2.0**-5},
     "fp8_channel": {"quant": "fp8_channel"},
     "fp8_block": {"quant": "fp8_block"},
     "int8": {"quant": "int8"},
@@ -156,7 +156,9 @@ def test_tag_tells_gate_from_up_and_which_experts_ran(form):
         for config in ("default", "sorted", "inline", "token"):
             out = fused_experts(x, weights, routing, impl="triton", config=CONFIGS[config])
             want = tag_expected(routing, num_experts)[:, None].expand(out.shape)
-            torch.testing.assert_close(out.double().cpu(), want, rtol=0.15 if "4" in form else 0.05, atol=0)
+            if form == "mxfp4":  # a scale that is a power of two puts a constant 20 % off: as stored, then
+                want = oracle(x, weights, routing).cpu()
+            torch.testing.assert_close(out.double().cpu(), want, rtol=0.1 if "int4" in form else 0.05, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")

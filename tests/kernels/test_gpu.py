@@ -251,3 +251,15 @@ def test_supports_agrees_with_what_runs():
     assert supports_impl("triton", dtype="bf16", compile=True, graph=True, **ask) == []
     assert supports_impl("torch_grouped_mm", dtype="bf16", compile=True, graph=True, **ask) == []
     assert supports_impl("reference", dtype="bf16", **ask) == []
+
+
+@pytest.mark.parametrize("num_experts", [1, 3, 5, 40, 60, 72, 160, 384, 513])
+def test_counts_that_are_no_powers_of_two(num_experts):
+    for top_k in sorted({k for k in (1, 3, 6, 7, 9, 10, num_experts) if k <= num_experts}):
+        for num_tokens in (1, 5, 17):
+            x, weights = tag_problem(num_tokens, num_experts, 64, 16, "bf16", "cuda")
+            ids = (torch.arange(top_k) * 7 + torch.arange(num_tokens)[:, None]) % num_experts
+            routing = Routing(torch.full(ids.shape, 1.0 / top_k, device="cuda"), ids.int().cuda())
+            out = fused_experts(x, weights, routing, impl="triton")
+            want = tag_expected(routing, num_experts)[:, None].expand(out.shape)
+            torch.testing.assert_close(out.double().cpu(), want, rtol=1.5e-2, atol=0)
