@@ -27,6 +27,8 @@ BLOCK = 128
 FP8_MAX = 448.0
 INT8_MAX = 127.0
 FP4_MAX = 6.0
+# The mxfp4 kernels hold a block's scale times 2^106 in bfloat16, which ends at 2^127.
+MXFP4_LIMIT = 2.0**24
 # Smallest magnitude that a scale stands for: below it, values count as zero, so that no scale is 0 and none overflows.
 SMALLEST_AMAX = 1e-30
 GROUP_SIZES = (32, 64, 128)

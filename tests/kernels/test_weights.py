@@ -223,3 +223,14 @@ def test_shared_experts_of_another_kind_are_refused():
     for other in (made("fp8_tensor"), made("fp8_tensor", x_scale=0.25, h_scale=0.5)):
         with pytest.raises(ValueError, match=r"static scales"):
             static.with_shared(other)
+
+
+def test_mxfp4_refuses_what_its_kernels_cannot_scale():
+    w1, w2 = torch.full((2, 8, 32), 0.5), torch.full((2, 32, 4), 0.5)
+    w2[1, 3, 2] = -(2.0**24)
+    with pytest.raises(ValueError, match=r"^w2 of expert 1 must stay below 2\^24 in magnitude for mxfp4"):
+        ExpertWeights.from_dense(w1, w2, "mxfp4")
+    w2[1, 3, 2] = -(2.0**23)
+    weights = ExpertWeights.from_dense(w1, w2, "mxfp4")
+    assert int(weights.w2_scale.max()) + 106 <= 254
+    assert float(weights.dequantize_expert(1)[1].amin()) == -(2.0**23)

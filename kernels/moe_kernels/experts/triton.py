@@ -5,6 +5,8 @@ Shapes: T tokens, D model, F ffn, E experts, K experts per token, N = T*K routed
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 
@@ -39,6 +41,9 @@ def launch_experts(
     if num_tokens == 0:
         return x_TD.new_empty(num_tokens, hidden)
     check_legal(config, layer, num_rows)
+    if atomic and config.pdl and max(config.up.split_k, config.down.split_k) > 1:
+        # Sums are zeroed by a memset, behind which no kernel may start early.
+        config = replace(config, pdl=False)
     if x_TD.stride(1) != 1 or (config.up.layout is Layout.TOKEN and num_tokens * x_TD.stride(0) > _INT32_MAX):
         x_TD = x_TD.contiguous()
     ids, weights = topk_ids_TK.contiguous(), topk_weights_TK.contiguous()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from moe_kernels.formats import FORMATS, GROUP_SIZES
+from moe_kernels.formats import FORMATS, GROUP_SIZES, MXFP4_LIMIT
 from moe_kernels.quant.weights import Stored, dequantize_matrix, quantize_matrix
 from moe_kernels.types import DTYPE_NAME, TORCH_DTYPE, Quant, parse_choice
 
@@ -88,7 +88,7 @@ class ExpertWeights:
 
         Raises:
             ValueError: shapes that do not fit together, tensors on different devices, an unknown ``quant``, options
-                that the format does not have, values to be quantised that are not finite.
+                that the format does not have, values to be quantised that are not finite, or for mxfp4 2^24 and more.
         """
         scheme = parse_choice(Quant, quant, "quant")
         if w1_E2FD.dim() != 3 or w2_EDF.dim() != 3 or not (w1_E2FD.is_floating_point() and w2_EDF.is_floating_point()):
@@ -279,6 +279,8 @@ def _store_expert(
             raise ValueError(
                 f"{name} of expert {index} must hold finite values to be quantised; it holds NaN or infinity."
             )
+        if scheme is Quant.MXFP4 and float(tensor.abs().amax()) >= MXFP4_LIMIT:
+            raise ValueError(f"{name} of expert {index} must stay below 2^24 in magnitude for mxfp4.")
     gate, up, down = (
         quantize_matrix(part, scheme, dtype, group_size, zero_points) for part in (*w1_2FD.chunk(2), w2_DF)
     )
