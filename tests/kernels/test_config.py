@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from moe_kernels import Quant, resolve_config
+from moe_kernels import ExpertWeights, Quant, resolve_config
 from moe_kernels.experts.config import INLINE_MAX_ROWS, Layout, Target, default_config, flatten_config, unflatten_config
 from moe_kernels.tuning.names import Problem
 
@@ -46,6 +46,10 @@ def test_round_trip():
         ({**TOKEN, "USE_TMA": True}, "^USE_TMA of config must be False where LAYOUT is token"),
         ({**TOKEN, "SWAP_AB": True}, "^SWAP_AB of config must be False where LAYOUT is token"),
         ({**SGLANG, "SPLIT_K": 0}, "^SPLIT_K of config must be an integer from 1 to 64; got 0"),
+        ({**SGLANG, "USE_TMA": "false"}, "^USE_TMA of config must be True or False; got 'false'"),
+        ({**SGLANG, "PDL": 1}, "^PDL of config must be True or False; got 1"),
+        ({"up": 3, "down": SGLANG}, "^up must be a dict of BLOCK_SIZE_M"),
+        ({**SGLANG, "SPLIT_K": True}, "^SPLIT_K of config must be an integer from 1 to 64; got True"),
         ({**SGLANG, "SPLIT_K": 2.0}, "^SPLIT_K of config must be an integer from 1 to 64; got 2.0"),
         ({"BLOCK_SIZE_M": 16}, "^config of config lacks BLOCK_SIZE_N"),
         ({"up": SGLANG}, "^config must hold both 'up' and 'down'"),
@@ -106,3 +110,39 @@ def test_another_gpu_gets_the_rule_and_tiles_that_fit_its_shared_memory():
                     assert gemm.num_stages * row * gemm.block_k <= small.shared_bytes
             unflatten_config(tuple(flatten_config(config.as_dict())))
     assert "Tuned on NVIDIA H200" in default_config(Problem(8, 128, 2048, 768, 8, "bf16", "bf16", 0))[1]
+
+
+@pytest.mark.parametrize(
+    ("quant", "row", "num_rows", "message"),
+    [
+        ("fp8_block", {**TOKEN, "BLOCK_SIZE_N": 256}, 8, "^BLOCK_SIZE_N of up must be at most 128 for fp8_block"),
+        ("fp8_block", {**TOKEN, "BLOCK_SIZE_K": 64}, 8, "^BLOCK_SIZE_K of up must be a multiple of 128 for fp8_block"),
+        ("fp8_block", {**SGLANG, "BLOCK_SIZE_K": 256}, 8, "^BLOCK_SIZE_K of up must be 64 or 128 for fp8_block"),
+        ("int8", {**SGLANG, "BLOCK_SIZE_K": 16}, 8, "^BLOCK_SIZE_K of up must be at least 32 for int8; got 16"),
+        ("nvfp4", {**SGLANG, "BLOCK_SIZE_K": 16}, 8, "^BLOCK_SIZE_K of up must be at least 32 for nvfp4; got 16"),
+        ("bf16", {**TOKEN, "SPLIT_K": 2}, 8, "^SPLIT_K of up must be 1 where LAYOUT is token; got 2"),
+        ("bf16", {**SGLANG, "LAYOUT": "inline"}, 1025, "^LAYOUT inline of up takes up to 1024 routed rows, not 1025"),
+        ("bf16", TOKEN, 2**26, "^LAYOUT token of up does not reach 67108864 rows of 256 columns; use sorted"),
+    ],
+)
+def test_what_a_format_or_size_forbids_is_not_launched(quant, row, num_rows, message):
+    pytest.importorskip("triton")
+    from moe_kernels.experts.layer import StoredLayer
+    from moe_kernels.experts.triton import check_legal
+
+    weights = ExpertWeights.from_dense(torch.zeros(1, 512, 256), torch.zeros(1, 256, 256), quant)
+    layer = StoredLayer(*(weights.tensors().get(n) for n in StoredLayer._fields[:10]), weights.quant, 256, 0)
+    config = unflatten_config(tuple(flatten_config(row)))
+    with pytest.raises(ValueError, match=message):
+        check_legal(config, layer, num_rows)
+
+
+def test_a_split_needs_tiles_of_tensor_cores():
+    from moe_kernels.experts.ops import choose_config
+
+    problem = Problem(1, 128, 2048, 768, 8, "bf16", "bf16", 0)
+    assert Layout.TOKEN in (default_config(problem)[0].up.layout, default_config(problem)[0].down.layout)
+    split = choose_config([], problem, torch.device("cpu"), 4)
+    assert (split.up.layout, split.up.split_k, split.down.split_k) == (Layout.INLINE, 4, 4)
+    with pytest.raises(ValueError, match=r"^split_k must be None or 1 where LAYOUT of config is token; got 4"):
+        choose_config(flatten_config(TOKEN), problem, torch.device("cpu"), 4)

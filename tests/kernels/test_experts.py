@@ -240,6 +240,7 @@ def test_options_are_checked_by_name():
         ({"router_weight_on_input": True}, "^router_weight_on_input must be False where K is not 1; got K = 2"),
         ({"split_k": 0}, "^split_k must be None or from 1 to 64; got 0"),
         ({"split_k": 65}, "^split_k must be None or from 1 to 64; got 65"),
+        ({"split_k": "2"}, "^split_k must be None or from 1 to 64; got '2'"),
         ({"reduction": "fast"}, "^reduction must be one of deterministic, atomic; got 'fast'"),
         ({"split_k": 2}, "^split_k is for impl 'triton'; this call runs 'reference'"),
         ({"shared": random_problem(1, 1, 24, 8, 1)[1]}, "^shared must have the hidden size, dtype and device"),

@@ -192,7 +192,8 @@ def _check_options(
 ) -> None:
     if weight_on_input and routing.topk_ids.shape[1] != 1:
         raise ValueError(f"router_weight_on_input must be False where K is not 1; got K = {routing.topk_ids.shape[1]}.")
-    if split_k is not None and (isinstance(split_k, bool) or not 1 <= split_k <= MAX_SPLIT_K):
+    whole = isinstance(split_k, int) and not isinstance(split_k, bool)
+    if split_k is not None and not (whole and 1 <= split_k <= MAX_SPLIT_K):
         raise ValueError(f"split_k must be None or from 1 to {MAX_SPLIT_K}; got {split_k!r}.")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}; got {reduction!r}.")

@@ -50,10 +50,12 @@ def flatten_config(config: Mapping[str, Any]) -> list[int]:
         up = down = _flatten_gemm(both, "config")
     if up[6] == down[6] == 0 and up[0] != down[0]:
         raise ValueError(f"up and down must share BLOCK_SIZE_M where both are sorted; got {up[0]} and {down[0]}.")
-    return [*up, *down, int(bool(config.get("PDL", False)))]
+    return [*up, *down, int(_boolean(config.get("PDL", False), "PDL", "config"))]
 
 
-def _flatten_gemm(gemm: Mapping[str, Any], where: str) -> list[int]:
+def _flatten_gemm(gemm: Any, where: str) -> list[int]:
+    if not isinstance(gemm, Mapping):
+        raise ValueError(f"{where} must be a dict of {', '.join(_GEMM_KEYS)}; got {gemm!r}.")
     for key in gemm:
         if key not in _GEMM_KEYS:
             raise ValueError(f"config key {key!r} of {where} is unknown; allowed: {', '.join(_GEMM_KEYS)}.")
@@ -77,16 +79,21 @@ def _flatten_gemm(gemm: Mapping[str, Any], where: str) -> list[int]:
     for key, value, high in (("GROUP_SIZE_M", group_m, 1024), ("num_stages", num_stages, 16)):
         if not isinstance(value, int) or not 1 <= value <= high:
             raise ValueError(f"{key} of {where} must be an integer from 1 to {high}; got {value!r}.")
-    use_tma = bool(gemm.get("USE_TMA", False))
+    use_tma, swap_ab = (_boolean(gemm.get(key, False), key, where) for key in ("USE_TMA", "SWAP_AB"))
     if use_tma and token:
         raise ValueError(f"USE_TMA of {where} must be False where LAYOUT is token.")
-    swap_ab = bool(gemm.get("SWAP_AB", False))
     if swap_ab and token:
         raise ValueError(f"SWAP_AB of {where} must be False where LAYOUT is token.")
     split_k = gemm.get("SPLIT_K", 1)
-    if not isinstance(split_k, int) or not 1 <= split_k <= MAX_SPLIT_K:
+    if not isinstance(split_k, int) or isinstance(split_k, bool) or not 1 <= split_k <= MAX_SPLIT_K:
         raise ValueError(f"SPLIT_K of {where} must be an integer from 1 to {MAX_SPLIT_K}; got {split_k!r}.")
     return [block_m, block_n, block_k, group_m, num_warps, num_stages, layout, int(use_tma), int(swap_ab), split_k]
+
+
+def _boolean(value: Any, key: str, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} of {where} must be True or False; got {value!r}.")
+    return value
 
 
 def _power_of_two(value: Any, low: int, high: int) -> bool:

@@ -12,6 +12,7 @@ import torch
 
 from moe_kernels.experts.config import default_config, target_of, unflatten_config
 from moe_kernels.experts.layer import StoredLayer
+from moe_kernels.experts.rule import few_rows, fit
 from moe_kernels.experts.support import TRITON_INTERPRETED
 from moe_kernels.experts.tiles import ExpertsConfig, Layout
 from moe_kernels.experts.weights import ExpertWeights
@@ -30,16 +31,18 @@ _LIBRARY.define(
 def choose_config(config: list[int], problem: Problem, device: torch.device, split_k: int) -> ExpertsConfig:
     """The configuration of a call: the one given, else the default for its size, with ``split_k`` unless that is 0.
 
-    The token layout never splits: a row of it gives way to the inline one, its tiles widened to what tensor cores take.
+    The token layout never splits: where the default is one, tiles on tensor cores stand in; a given one is refused.
     """
     chosen = unflatten_config(tuple(config)) if config else default_config(problem, target_of(device))[0]
     if split_k == 0:
         return chosen
     up, down = chosen.up, chosen.down
     if split_k > 1 and Layout.TOKEN in (up.layout, down.layout):
-        from moe_kernels.experts.rule import few_rows
-
-        up, down = few_rows(problem)
+        if config:
+            raise ValueError(f"split_k must be None or 1 where LAYOUT of config is token; got {split_k}.")
+        tiles = ExpertsConfig(**dict(zip(("up", "down"), few_rows(problem), strict=True)), pdl=chosen.pdl)
+        tiles = fit(tiles, problem, target_of(device).shared_bytes)
+        up, down = tiles.up, tiles.down
     return replace(chosen, up=replace(up, split_k=split_k), down=replace(down, split_k=split_k))
 
 

@@ -66,10 +66,17 @@ def check_legal(config: ExpertsConfig, layer: StoredLayer, num_rows: int) -> Non
             )
         if gemm.layout is Layout.TOKEN and gemm.split_k > 1:
             raise ValueError(f"SPLIT_K of {name} must be 1 where LAYOUT is token; got {gemm.split_k}.")
-        if layer.form.packed and gemm.block_k < 32:
+        widest = max(layer.intermediate_size, layer.w2.shape[1])
+        if gemm.layout is Layout.TOKEN and num_rows * widest > _INT32_MAX:
+            raise ValueError(f"LAYOUT token of {name} does not reach {num_rows} rows of {widest} columns; use sorted.")
+        if layer.form.quantized and gemm.block_k < 32:
             raise ValueError(f"BLOCK_SIZE_K of {name} must be at least 32 for {layer.quant}; got {gemm.block_k}.")
         if layer.quant is not Quant.FP8_BLOCK:
             continue
+        if gemm.layout is Layout.TOKEN and gemm.block_n > BLOCK:
+            raise ValueError(
+                f"BLOCK_SIZE_N of {name} must be at most 128 for fp8_block where LAYOUT is token; got {gemm.block_n}."
+            )
         if gemm.layout is Layout.TOKEN and gemm.block_k % BLOCK:
             raise ValueError(
                 f"BLOCK_SIZE_K of {name} must be a multiple of 128 for fp8_block where LAYOUT is token; "

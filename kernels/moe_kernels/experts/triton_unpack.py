@@ -102,7 +102,7 @@ def unpack(
     """Bytes ``[ROWS, SCALES * SPAN / 2]`` to the weights in their low and in their high nibbles, rounded to DTYPE once.
 
     Scales, and zeros of int4, are ``[ROWS, SCALES]`` as ``load_scales`` gives them. ASM works on two values at once; it
-    is for bfloat16 and gives the same bits, those of nvfp4 and mxfp4 times SHRUNK.
+    is for bfloat16 and gives the same bits, those of nvfp4 and mxfp4 times SHRUNK: weights below 2^-105 lose some.
     """
     scale = expand(scale, ROWS, SCALES, SPAN)
     if ASM:

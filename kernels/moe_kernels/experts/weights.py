@@ -81,8 +81,8 @@ class ExpertWeights:
             quant: a format's name; `moe_kernels.formats` describes them. Plain ones round to nearest; a value past the
                 range of float16 becomes infinite, as torch converts it.
             dtype: of activations and result beside a quantised format: bfloat16 (default), float16 or float32.
-            group_size: columns of one int4 scale: 32, 64 or 128; other formats leave it unread, as ``zero_points``.
-            zero_points: int4 with a zero of its own for every scale.
+            group_size: columns of one int4 scale: 32, 64 or 128; other formats leave it unread.
+            zero_points: int4 with a zero of its own for every scale; False for other formats.
             x_scale: fp8_tensor: static scale of the activations before gate and up; None for a dynamic one.
             h_scale: the same before down; given exactly when ``x_scale`` is.
 
@@ -104,6 +104,7 @@ class ExpertWeights:
             )
         if w1_E2FD.device != w2_EDF.device:
             raise ValueError(f"w1_E2FD and w2_EDF must be on one device; got {w1_E2FD.device} and {w2_EDF.device}.")
+        _int4_options(scheme, group_size, zero_points)
         if not FORMATS[scheme].quantized:
             own = _dtype_of(scheme, dtype)
             _no_scales(scheme, x_scale, h_scale)

@@ -188,6 +188,8 @@ def fit_fault(gemm: Mapping[str, Any], which: str, problem: Problem, shared_byte
     k, token = gemm["BLOCK_SIZE_K"], gemm.get("LAYOUT") == "token"
     if quant is Quant.FP8_BLOCK and token and k % BLOCK:
         return f"BLOCK_SIZE_K must be a multiple of {BLOCK} for fp8_block where LAYOUT is token, not {k}"
+    if quant is Quant.FP8_BLOCK and token and gemm["BLOCK_SIZE_N"] > BLOCK:
+        return f"BLOCK_SIZE_N must be at most {BLOCK} for fp8_block where LAYOUT is token, not {gemm['BLOCK_SIZE_N']}"
     if quant is Quant.FP8_BLOCK and not token and k not in (BLOCK // 2, BLOCK):
         return f"BLOCK_SIZE_K must be {BLOCK // 2} or {BLOCK} for fp8_block, whose scales cover {BLOCK}, not {k}"
     if form.quantized and k < 32:
