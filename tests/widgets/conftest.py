@@ -87,3 +87,14 @@ def make_panel(engine: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def panel(make_panel: Callable[..., SweepPanel]) -> SweepPanel:
     return make_panel()
+
+
+@pytest.fixture
+def drawn() -> Callable[[SweepPanel], list[float | None]]:
+    """`drawn(panel)`: the points in the lines of the latency figure."""
+
+    def points(panel: SweepPanel) -> list[float | None]:
+        figure = panel.figures.figures[0]
+        return [y for t in figure.data if t.visible is True and t.mode == "lines+markers" for y in t.y]
+
+    return points

@@ -67,7 +67,7 @@ def launch_up(
         "ON_INPUT": weight_on_input,
         "WIDE_W": 2 * ffn * layer.w1.shape[2] > _INT32_MAX,
         "PDL": config.pdl,
-        **({"launch_pdl": True} if config.pdl else {}),
+        **pdl_option(config.pdl),
     }
     scales = _scales(layer, x)
     if up.layout is Layout.TOKEN:
@@ -127,7 +127,7 @@ def launch_down(
         "WIDE_W": hidden * layer.w2.shape[2] > _INT32_MAX,
         "WIDE_ROWS": (num_rows + 1) * max(ffn, hidden) > _INT32_MAX,
         "PDL": config.pdl,
-        **({"launch_pdl": True} if config.pdl else {}),
+        **pdl_option(config.pdl),
         **_gemm_options(down, num_rows, h.values.dtype),
     }
     if layer.form.packed:
@@ -164,7 +164,7 @@ def launch_down_token(
         "ON_INPUT": weight_on_input,
         "WIDE_W": hidden * layer.w2.shape[2] > _INT32_MAX,
         "PDL": config.pdl,
-        **({"launch_pdl": True} if config.pdl else {}),
+        **pdl_option(config.pdl),
         **_row_options(down),
     }
     if layer.form.packed:
@@ -176,6 +176,11 @@ def launch_down_token(
         h.values, _or(h.scale, ids_TK), layer.w2, _or(layer.w2_scale, layer.w2), out_TD, weights_TK, ids_TK,
         num_tokens, **_scales(layer, h), **options,
     )  # fmt: skip
+
+
+def pdl_option(pdl: bool) -> dict[str, bool]:
+    """The launch option that lets a kernel start while the one before it ends."""
+    return {"launch_pdl": True} if pdl else {}
 
 
 def _or(tensor: torch.Tensor | None, stand_in: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import triton
 
 from moe_kernels.align.api import Alignment
 from moe_kernels.align.triton import launch_align
-from moe_kernels.experts.launch import Activations, Out, launch_down, launch_down_token, launch_up
+from moe_kernels.experts.launch import Activations, Out, launch_down, launch_down_token, launch_up, pdl_option
 from moe_kernels.experts.layer import StoredLayer
 from moe_kernels.experts.tiles import INLINE_MAX_ROWS, ExpertsConfig, GemmConfig, Layout
 from moe_kernels.experts.triton_sum import activate_kernel, sum_kernel
@@ -191,8 +191,3 @@ def launch_sum(y_SND: torch.Tensor, ids_TK: torch.Tensor, out_TD: torch.Tensor, 
         y_SND, ids_TK, out_TD, y_SND.shape[1], E=num_experts, K=top_k, D=hidden, PARTS=parts, BLOCK_D=block_d,
         WIDE_ROWS=(num_tokens + 1) * top_k * parts * hidden > _INT32_MAX, PDL=pdl, num_warps=4, **pdl_option(pdl),
     )  # fmt: skip
-
-
-def pdl_option(pdl: bool) -> dict[str, bool]:
-    """The launch option that lets a kernel start while the one before it ends."""
-    return {"launch_pdl": True} if pdl else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from moe_kernels.quant import ops
-from moe_kernels.quant.reference import quantize_reference
+from moe_kernels.quant.reference import quantize_reference, rows_in_use
 
 GRANULARITIES = ("tensor", "token", "block")
 KINDS = ("fp8", "int8")
@@ -76,9 +76,7 @@ def quantize_activation(
             )
     slots = rows == "slots"
     if impl == "reference":
-        used = (routing_ids >= 0) & (routing_ids < count)
-        used_R = used.reshape(-1) if slots else used.any(dim=1)
-        return quantize_reference(x_RC, granularity, kind, scale, used_R)
+        return quantize_reference(x_RC, granularity, kind, scale, rows_in_use(routing_ids, count, slots))
     if impl == "triton":
         from moe_kernels.quant.triton import launch_quantize
 

@@ -6,7 +6,7 @@ import torch
 
 from moe_kernels.experts.rules import TRITON_INTERPRETED
 from moe_kernels.formats import BLOCK
-from moe_kernels.quant.reference import quantize_reference
+from moe_kernels.quant.reference import quantize_reference, rows_in_use
 
 _LIBRARY = torch.library.Library("moe_kernels", "FRAGMENT")
 _LIBRARY.define(
@@ -24,9 +24,7 @@ def _reference(
     num_experts: int,
     slots: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    used = (topk_ids >= 0) & (topk_ids < num_experts)
-    used_R = used.reshape(-1) if slots else used.any(dim=1)
-    q, made = quantize_reference(x, granularity, kind, scale, used_R)
+    q, made = quantize_reference(x, granularity, kind, scale, rows_in_use(topk_ids, num_experts, slots))
     # An op's result may not be its argument.
     return q, made if scale is None else made.clone()
 

@@ -15,6 +15,12 @@ import torch
 from moe_kernels.formats import BLOCK, FP8_MAX, INT8_MAX, SMALLEST_AMAX
 
 
+def rows_in_use(topk_ids: torch.Tensor, num_experts: int, slots: bool) -> torch.Tensor:
+    """Bool `[R]`: rows, of tokens or of slots, that any of the experts `0 .. num_experts-1` reads."""
+    used = (topk_ids >= 0) & (topk_ids < num_experts)
+    return used.reshape(-1) if slots else used.any(dim=1)
+
+
 def quantize_reference(
     x_RC: torch.Tensor, granularity: str, kind: str, scale: torch.Tensor | None, used_R: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
