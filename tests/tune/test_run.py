@@ -108,7 +108,7 @@ def test_cells_without_time_are_named(tmp_path):
 
 
 def test_a_lost_device_keeps_earlier_cells(tmp_path):
-    cells = plan_cells(request_for(tmp_path), H200)
+    cells = plan_cells(request_for(tmp_path), H200, "NVIDIA H200")
     first = len(cells[0].up.kept) + len(cells[0].down.kept) + 30
     report, _, _ = go(request_for(tmp_path, tokens=(1, 8, 32)), FakeBench(costs, lost_after=first))
     assert not report.complete
@@ -152,5 +152,8 @@ def test_problems_are_those_that_are_looked_up():
 
 
 def test_the_estimate_grows_with_the_work(tmp_path):
-    few, many = plan_cells(request_for(tmp_path), H200), plan_cells(request_for(tmp_path, tokens=(1, 8, 128)), H200)
+    few, many = (
+        plan_cells(request_for(tmp_path), H200, "NVIDIA H200"),
+        plan_cells(request_for(tmp_path, tokens=(1, 8, 128)), H200, "NVIDIA H200"),
+    )
     assert 10 < estimate_s(few, 14) < estimate_s(many, 14) < estimate_s(many, 2)

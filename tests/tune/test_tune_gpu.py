@@ -63,7 +63,7 @@ def test_a_run_writes_files_that_are_then_found(two_candidates, layer, quant, tm
     report = tune(request, device, shared, gpu_workshop, progress=lines.append)
     assert report.complete, (report.lines, lines)
     monkeypatch.setenv("MOE_WORKBENCH_CONFIG_DIR", str(request.out))
-    for cell in plan_cells(request, shared):
+    for cell in plan_cells(request, shared, device.name):
         found = find_config(cell.problem, device.name, shared)
         assert found.config is not None, found.source
         assert str(request.out) in found.source
@@ -82,7 +82,7 @@ def test_times_are_of_the_device_and_wrong_results_are_dropped(layer, monkeypatc
     from workbench.tune.search import Wrong
 
     request, device, shared = layer()
-    cell = plan_cells(request, shared)[1]
+    cell = plan_cells(request, shared, device.name)[1]
     up, down = cell.up.kept[0], cell.down.kept[0]
     config = {"up": up, "down": module_partner(up, cell.down.kept), "PDL": False}
     del down

@@ -15,6 +15,7 @@ from workbench.spec import RunSpec, parse_value
 from workbench.sweeps.planner import duration
 from workbench.tune.check import check_path
 from workbench.tune.run import (
+    HOPPER_NAME,
     HOPPER_SHARED,
     TuneReport,
     TuneRequest,
@@ -51,6 +52,9 @@ def tune(
         Optional[float],  # noqa: UP045
         typer.Option("--seconds", help="Time to stay within; what is found is written after every token count."),
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Try only rows tuned for neighbouring formats, shapes and token counts.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List candidates and the time, and stop.")] = False,
     check: Annotated[
         File, typer.Option("--check", help="List the rows of a file or folder and which are legal.")
@@ -66,7 +70,7 @@ def tune(
     spec = RunSpec.from_flat({**given, "zero_points": zero_points, "moe_backend": "triton"})
     if seconds is not None and not seconds > 0:
         raise InvalidInput(f"seconds: must be above 0, not {seconds:g}")
-    request = TuneRequest(spec=spec, tokens=parse_tokens(tokens), out=out, seconds=seconds)
+    request = TuneRequest(spec=spec, tokens=parse_tokens(tokens), out=out, seconds=seconds, quick=quick)
     found = find_device(spec.device)
     if dry_run:
         _dry_run(request, found)
@@ -86,7 +90,7 @@ def _shared_bytes(device: DeviceInfo) -> int:
 
 
 def _dry_run(request: TuneRequest, device: DeviceInfo) -> None:
-    cells = plan_cells(request, _shared_bytes(device))
+    cells = plan_cells(request, _shared_bytes(device), device.name if device.type == "cuda" else HOPPER_NAME)
     rows = []
     for cell in cells:
         for which, grid in (("up", cell.up), ("down", cell.down)):

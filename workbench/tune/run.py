@@ -25,11 +25,12 @@ from workbench.support import find_reasons
 from workbench.tune.candidates import Grid, candidates
 from workbench.tune.files import read_rows, version_place
 from workbench.tune.merge import merge_row, plain
+from workbench.tune.neighbours import neighbours
 from workbench.tune.search import Bench, CellResult, search
 
 # What a candidate takes: to be compiled by one process, and to be checked, captured and timed.
 COMPILE_S, TIME_S, FINALS_S, LOAD_S = 2.0, 0.25, 6.0, 30.0
-HOPPER_SHARED = 232448
+HOPPER_NAME, HOPPER_SHARED = "NVIDIA H200", 232448
 _DTYPE = {Quant.FP32: "fp32", Quant.FP16: "fp16"}
 Progress = Callable[[str], None]
 
@@ -43,12 +44,14 @@ class TuneRequest:
         tokens: token counts, ascending.
         out: folder that holds folders of files, one a triton version.
         seconds: budget; None for none.
+        quick: whether only rows tuned for neighbouring problems are tried.
     """
 
     spec: RunSpec
     tokens: tuple[int, ...]
     out: Path
     seconds: float | None = None
+    quick: bool = False
 
 
 class Cell(NamedTuple):
@@ -107,18 +110,29 @@ def make_problem(spec: RunSpec, shape: ModelShape, num_tokens: int) -> Problem:
     )
 
 
-def plan_cells(request: TuneRequest, shared_bytes: int) -> list[Cell]:
+def plan_cells(request: TuneRequest, shared_bytes: int, device_name: str) -> list[Cell]:
     """Every token count with its candidates.
 
     Raises:
-        InvalidInput: the model is unknown or cannot be cut or spread as asked.
+        InvalidInput: the model is unknown or cannot be cut or spread as asked, or a quick search has no neighbour.
     """
     shape = model_shape(request.spec)
+
+    def grid(which: str, problem: Problem) -> Grid:
+        if request.quick:
+            return neighbours(which, problem, shared_bytes, device_name)
+        return candidates(which, problem, shared_bytes, seed=request.spec.seed)
+
     cells = []
     for tokens in request.tokens:
         problem = make_problem(request.spec, shape, tokens)
-        up, down = (candidates(which, problem, shared_bytes, seed=request.spec.seed) for which in ("up", "down"))
-        cells.append(Cell(problem, up, down))
+        cell = Cell(problem, grid("up", problem), grid("down", problem))
+        if not cell.up.kept or not cell.down.kept:
+            raise InvalidInput(
+                f"quick: no row tuned on {device_name} is near enough to {_count(tokens)} of {problem.quant}; "
+                "leave it out to search them all"
+            )
+        cells.append(cell)
     return cells
 
 
@@ -154,7 +168,7 @@ def tune(
     """
     start = clock()
     check_runnable(request, device)
-    cells = plan_cells(request, shared_bytes)
+    cells = plan_cells(request, shared_bytes, device.name)
     folder = version_place(request.out)
     for cell in cells:  # a folder that cannot be used is told before time is spent
         read_rows(folder, cell.problem, device.name, shared_bytes)
