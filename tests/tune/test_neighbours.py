@@ -13,7 +13,7 @@ from moe_kernels.tuning.rows import config_fault
 from workbench.errors import InvalidInput
 from workbench.modes import Quant
 from workbench.spec import RunSpec
-from workbench.tune.candidates import compatible
+from workbench.tune.candidates import compatible, partner
 from workbench.tune.neighbours import MOST_NEIGHBOURS, neighbours
 from workbench.tune.run import HOPPER_NAME, HOPPER_SHARED, TuneRequest, plan_cells
 
@@ -32,6 +32,7 @@ def test_every_neighbour_may_be_launched_and_some_pair_fits(quant: str, tokens: 
     assert 0 < len(downs) <= MOST_NEIGHBOURS
     pairs = [(up, down) for up in ups for down in downs if compatible(up, down)]
     assert pairs
+    assert any(partner("up", up, downs) for up in ups)  # rows of older files leave keys out
     for up, down in pairs:
         assert config_fault({"up": up, "down": down, "PDL": False}, problem, HOPPER_SHARED) == ""
         assert tokens * problem.top_k <= 1024 or "inline" not in (up["LAYOUT"], down["LAYOUT"])

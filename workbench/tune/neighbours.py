@@ -75,7 +75,8 @@ def _of_file(path: Path, name: TuningName, quant: Quant, which: str, problem: Pr
             continue
         rows = tokens * top_k / name.num_experts
         shape = abs(math.log2(name.intermediate_size / problem.intermediate_size))
-        yield _Known((round(abs(math.log2(rows / wanted))), _format_far(quant, Quant(problem.quant)), shape), row)
+        whole = {"SWAP_AB": False, "USE_TMA": False, "SPLIT_K": 1, **row}  # older files leave out what is off
+        yield _Known((round(abs(math.log2(rows / wanted))), _format_far(quant, Quant(problem.quant)), shape), whole)
 
 
 def _format_far(one: Quant, other: Quant) -> float:
