@@ -38,7 +38,7 @@ COMMANDS = {
     "env": set(),
     "tune": {
         *("--model", "--quant", "--tokens", "--experts", "--top-k", "--tp-size", "--group-size", "--zero-points"),
-        *("--device", "--out", "--seconds", "--dry-run", "--check"),
+        *("--device", "--out", "--seconds", "--quick", "--dry-run", "--check"),
     },
     "lab": {"--notebook", "--ip", "--port", "--headless"},
 }
