@@ -1,4 +1,4 @@
-"""Mixture-of-Experts kernels: routing, alignment, quantisation, fused experts, each with a plain PyTorch specification.
+"""Mixture-of-Experts kernels: routing, alignment, quantisation, fused experts, attention, each with a plain reference.
 
 Importing the package loads neither torch nor triton; each name is loaded from its module when it is first used.
 """
@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from moe_kernels.align.api import Alignment as Alignment
     from moe_kernels.align.api import moe_align as moe_align
+    from moe_kernels.attention.api import PagedPrefix as PagedPrefix
+    from moe_kernels.attention.api import decode_attention as decode_attention
+    from moe_kernels.attention.api import mla_decode_attention as mla_decode_attention
+    from moe_kernels.attention.api import prefill_attention as prefill_attention
+    from moe_kernels.attention.registry import register_attention_backend as register_attention_backend
     from moe_kernels.experts.api import fused_experts as fused_experts
     from moe_kernels.experts.api import resolve_impl as resolve_impl
     from moe_kernels.experts.config import ResolvedConfig as ResolvedConfig
@@ -19,6 +24,9 @@ if TYPE_CHECKING:
     from moe_kernels.experts.weights import ExpertWeights as ExpertWeights
     from moe_kernels.names import Impl as Impl
     from moe_kernels.names import Quant as Quant
+    from moe_kernels.projections.api import linear as linear
+    from moe_kernels.projections.api import resolve_linear_impl as resolve_linear_impl
+    from moe_kernels.projections.weights import LinearWeights as LinearWeights
     from moe_kernels.quant.api import quantize_activation as quantize_activation
     from moe_kernels.registry import backends as backends
     from moe_kernels.registry import register_backend as register_backend
@@ -31,17 +39,25 @@ _HOME = {
     "Alignment": "moe_kernels.align.api",
     "ExpertWeights": "moe_kernels.experts.weights",
     "Impl": "moe_kernels.names",
+    "LinearWeights": "moe_kernels.projections.weights",
+    "PagedPrefix": "moe_kernels.attention.api",
     "Quant": "moe_kernels.names",
     "ResolvedConfig": "moe_kernels.experts.config",
     "Routing": "moe_kernels.types",
     "backends": "moe_kernels.registry",
+    "decode_attention": "moe_kernels.attention.api",
     "fused_experts": "moe_kernels.experts.api",
+    "linear": "moe_kernels.projections.api",
+    "mla_decode_attention": "moe_kernels.attention.api",
     "moe_align": "moe_kernels.align.api",
+    "prefill_attention": "moe_kernels.attention.api",
     "prepare_routing": "moe_kernels.routing.prepare",
     "quantize_activation": "moe_kernels.quant.api",
+    "register_attention_backend": "moe_kernels.attention.registry",
     "register_backend": "moe_kernels.registry",
     "resolve_config": "moe_kernels.experts.config",
     "resolve_impl": "moe_kernels.experts.api",
+    "resolve_linear_impl": "moe_kernels.projections.api",
     "select_experts": "moe_kernels.routing.api",
     "supports_impl": "moe_kernels.experts.support",
     "unregister_backend": "moe_kernels.registry",

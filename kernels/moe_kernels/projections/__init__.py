@@ -1,0 +1,1 @@
+"""Dense linear layers in every weight format."""
