@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
+from moe_kernels.testing.attention import PagedCache, attention_oracle
+
+BOUND = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 
 def paged(
@@ -71,4 +75,23 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return math.inf if math.isnan(error) else error
 
 
-BOUND = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+def expected_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bounds: torch.Tensor,
+    scale: float,
+    cache: PagedCache | None = None,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Prefill attention by the formula, `[S, H, Dv]` float64; zeros for rows of no sequence."""
+    out = torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=torch.float64, device=q.device)
+    for b, (first, end) in enumerate(itertools.pairwise(bounds.tolist())):
+        keys, values = k[first:end], v[first:end]
+        if cache is not None:
+            keys, values = torch.cat([cache.keys[b], keys]), torch.cat([cache.values[b], values])
+        if end > first:
+            out[first:end] = attention_oracle(q[first:end], keys, values, scale, causal=causal, window=window)
+    return out

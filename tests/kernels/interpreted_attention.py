@@ -14,7 +14,7 @@ from moe_kernels import decode_attention, mla_decode_attention
     [
         ([5, 0, 70], 6, 2, 80, 80, 3, None, None),
         ([33, 130], 3, 1, 64, 48, 16, 7, 2),
-        ([9, 300], 4, 4, 64, 64, 128, None, 40),
+        ([9, 300], 2, 2, 64, 64, 128, None, 20),
         ([65], 4, 2, 96, 96, 64, 40, 3),
     ],
 )

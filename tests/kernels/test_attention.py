@@ -9,9 +9,9 @@ import sys
 
 import pytest
 import torch
-from attention_problems import BOUND, expected_decode, gathered, paged, plain, relative_error
+from attention_problems import BOUND, expected_decode, expected_prefill, gathered, paged, plain, relative_error
 from moe_kernels import PagedPrefix, decode_attention, mla_decode_attention, prefill_attention
-from moe_kernels.attention.rules import builtin_attention_reasons
+from moe_kernels.testing.attention import decode_oracle, paged_cache
 
 IMPLS = ("reference", "sdpa")
 
@@ -95,16 +95,12 @@ def test_bad_arguments_are_named():
         decode_attention(q, k, v, table, lengths, scale=1.0, impl="triton")
 
 
-def test_triton_prefill_is_refused_with_the_reason():
-    (reason,) = builtin_attention_reasons("triton", "prefill", "cuda", dtype="bf16", head_dim=128, v_head_dim=128)
-    assert reason == "Triton attention decodes only; prefill runs on sdpa or reference."
-
-
 @pytest.mark.slow
-def test_decode_kernels_pass_in_the_interpreter():
+@pytest.mark.parametrize("cases", ["interpreted_attention.py", "interpreted_prefill_attention.py"])
+def test_kernels_pass_in_the_interpreter(cases):
     pytest.importorskip("triton")
-    cases = pathlib.Path(__file__).with_name("interpreted_attention.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging", str(cases)]
+    path = pathlib.Path(__file__).with_name(cases)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging", str(path)]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
@@ -112,21 +108,54 @@ def test_decode_kernels_pass_in_the_interpreter():
     assert "skipped" not in result.stdout
 
 
+gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@gpu_only
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("splits", [None, 1, 50])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "latent"), [(6, 2, 80, False), (32, 8, 128, False), (16, 1, 576, True)]
+    ("heads", "kv_heads", "size", "latent", "window"),
+    [(6, 2, 80, False, None), (32, 8, 128, False, 40), (16, 1, 576, True, None), (128, 1, 576, True, None)],
 )
-def test_triton_decode_on_the_gpu(heads, kv_heads, size, latent, splits, dtype):
-    v_size = 512 if latent else size
-    k, v, table, lengths = paged([5, 0, 300, 33], kv_heads, size, v_size, 16, dtype, latent=latent)
-    q = torch.randn(4, heads, size, generator=torch.Generator().manual_seed(3)).to(dtype)
-    expected = expected_decode(q, k, v, table, lengths, size**-0.5, None)
-    on_gpu = [tensor.cuda() for tensor in (q, k, v, table, lengths)]
-    if latent:
-        on_gpu[2] = on_gpu[1][..., :v_size]
-    got = decode_attention(*on_gpu, scale=size**-0.5, num_kv_splits=splits, impl="triton")
-    assert relative_error(got.cpu(), expected) < BOUND[dtype]
-    again = decode_attention(*on_gpu, scale=size**-0.5, num_kv_splits=splits, impl="triton")
-    assert torch.equal(got, again)
+def test_triton_decode_on_the_gpu(heads, kv_heads, size, latent, window, splits, dtype):
+    v_size, layout = (512, "latent") if latent else (size, "interleaved")
+    cache = paged_cache([5, 0, 700, 33], kv_heads, size, v_size, 16, dtype=dtype, device="cuda", layout=layout)
+    q = torch.randn(4, heads, size, generator=torch.Generator().manual_seed(3)).to("cuda", dtype)
+    options = {"scale": size**-0.5, "window": window, "num_kv_splits": splits, "impl": "triton"}
+    got = decode_attention(q, *cache[:4], **options)
+    assert relative_error(got, decode_oracle(q, cache, size**-0.5, window=window)) < BOUND[dtype]
+    assert torch.equal(got, decode_attention(q, *cache[:4], **options))
+
+
+@pytest.mark.gpu
+@gpu_only
+@pytest.mark.parametrize("impl", ["triton", "sdpa"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "v_size", "layout"),
+    [
+        (32, 8, 128, 128, "apart"),
+        (16, 16, 192, 128, "apart"),
+        (16, 1, 576, 512, "latent"),
+        (7, 1, 80, 80, "interleaved"),
+        (4, 4, 256, 256, "heads_first"),
+    ],
+)
+def test_prefill_on_the_gpu(heads, kv_heads, size, v_size, layout, window, dtype, impl):
+    cache = paged_cache([70, 0, 333, 1], kv_heads, size, v_size, 16, dtype=dtype, device="cuda", layout=layout)
+    new = [150, 1, 0, 300]
+    make = torch.Generator().manual_seed(5)
+    q = torch.randn(sum(new) + 3, heads, size, generator=make).to("cuda", dtype)
+    k = torch.randn(sum(new) + 3, kv_heads, size, generator=make).to("cuda", dtype)
+    v = k[..., :v_size] if layout == "latent" else torch.randn(len(k), kv_heads, v_size, generator=make).to(k)
+    bounds = torch.tensor([0, *new], device="cuda").cumsum(0).int()
+    for prefix in (None, PagedPrefix(*cache[:4])):
+        got = prefill_attention(q, k, v, bounds, scale=size**-0.5, window=window, prefix=prefix, impl=impl)
+        seen = cache if prefix else None
+        expected = expected_prefill(q, k, v, bounds, size**-0.5, seen, window=window)
+        assert relative_error(got, expected) < BOUND[dtype]
+        assert not got[sum(new) :].any()

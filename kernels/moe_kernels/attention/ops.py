@@ -19,7 +19,7 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     "prefill_attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, float scale, bool causal, int window, "
-    "Tensor? prefix_k, Tensor? prefix_v, Tensor? page_table, Tensor? prefix_lens, str impl) -> Tensor"
+    "Tensor? prefix_k, Tensor? prefix_v, Tensor? page_table, Tensor? prefix_lens, str impl, int[] config) -> Tensor"
 )
 
 
@@ -62,11 +62,17 @@ def _prefill(
     page_table: torch.Tensor | None,
     prefix_lens: torch.Tensor | None,
     impl: str,
+    config: list[int],
 ) -> torch.Tensor:
     prefix = None
     if prefix_k is not None:
         assert prefix_v is not None and page_table is not None and prefix_lens is not None  # noqa: PT018
         prefix = PagedPrefix(prefix_k, prefix_v, page_table, prefix_lens)
+    if impl == "triton":
+        from moe_kernels.attention.launch import launch_prefill
+
+        with torch.cuda.device(q.device if q.is_cuda else -1):
+            return launch_prefill(q, k, v, cu_seqlens, scale, causal, window, prefix, config)
     run = {"reference": prefill_reference, "sdpa": prefill_sdpa}[impl]
     out: torch.Tensor = run(q, k, v, cu_seqlens, scale, causal, window or None, prefix)
     return out.contiguous()
@@ -114,10 +120,11 @@ def prefill_attention(
     window: int | None,
     prefix: PagedPrefix | None,
     impl: str,
+    config: list[int] | None = None,
 ) -> torch.Tensor:
-    """Call the registered op."""
+    """Call the registered op; ``config`` is `PrefillTiles.as_ints` for ``"triton"``, None for the default."""
     cached = (None, None, None, None) if prefix is None else tuple(prefix)
     result: torch.Tensor = torch.ops.moe_kernels.prefill_attention(
-        q_SHD, k_SHD, v_SHD, cu_seqlens, scale, causal, window or 0, *cached, impl
+        q_SHD, k_SHD, v_SHD, cu_seqlens, scale, causal, window or 0, *cached, impl, config or []
     )
     return result

@@ -58,15 +58,15 @@ def prefill_reference(
         cached = clamped(prefix.prefix_lens_B, prefix.page_table_BP, prefix.k_cache)
     for b, (start, end) in enumerate(itertools.pairwise(bounds)):
         k_NHD, v_NHD = k_SHD[start:end], v_SHD[start:end]
-        if prefix is not None and cached[b]:
-            pages = prefix.page_table_BP[b]
-            k_NHD = torch.cat([gather(prefix.k_cache, pages, 0, cached[b]), k_NHD])
-            v_NHD = torch.cat([gather(prefix.v_cache, pages, 0, cached[b]), v_NHD])
+        seen = cached[b] - first_seen(cached[b], window)
+        if prefix is not None and seen:
+            old = (prefix.page_table_BP[b], cached[b] - seen, cached[b])
+            k_NHD = torch.cat([gather(prefix.k_cache, *old), k_NHD])
+            v_NHD = torch.cat([gather(prefix.v_cache, *old), v_NHD])
         rows = max(1, _SCORES // max(1, len(k_NHD) * q_SHD.shape[1]))
         for first in range(start, end, rows):
             last = min(end, first + rows)
-            position = cached[b] + first - start
-            mask = visible(last - first, len(k_NHD), position, window, q_SHD.device) if causal else None
+            mask = visible(last - first, len(k_NHD), seen + first - start, window, q_SHD.device) if causal else None
             out[first:last] = attend(q_SHD[first:last], k_NHD, v_NHD, scale, mask)
     return out
 
@@ -93,6 +93,11 @@ def visible(queries: int, keys: int, position: int, window: int | None, device: 
     key = torch.arange(keys, device=device)[None, :]
     seen = key <= query
     return seen if window is None else seen & (key > query - window)
+
+
+def first_seen(cached: int, window: int | None) -> int:
+    """First slot of a prefix of ``cached`` that the first new token sees; pages before it may be given away."""
+    return 0 if window is None else min(cached, max(0, cached - window + 1))
 
 
 def gather(cache: torch.Tensor, pages_P: torch.Tensor, first: int, end: int) -> torch.Tensor:

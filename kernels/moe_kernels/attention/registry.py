@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from moe_kernels.attention.flashinfer import (
+    flashinfer_decode,
+    flashinfer_mla_decode,
+    flashinfer_prefill,
+    flashinfer_reasons,
+)
 from moe_kernels.attention.rules import AttentionImpl, AttentionKind
 
 AttentionFunction = Callable[..., Any]
@@ -18,7 +24,13 @@ class AttentionBackend(NamedTuple):
     supports: AttentionSupports
 
 
-_BACKENDS: dict[str, AttentionBackend] = {}
+# Where flashinfer is not installed, its own account says so.
+_BACKENDS: dict[str, AttentionBackend] = {
+    "flashinfer": AttentionBackend(
+        {"decode": flashinfer_decode, "mla_decode": flashinfer_mla_decode, "prefill": flashinfer_prefill},
+        flashinfer_reasons,
+    )
+}
 
 
 def register_attention_backend(

@@ -70,10 +70,8 @@ def builtin_attention_reasons(
         return ["reference attention reads lengths on the host, which a CUDA graph cannot capture."] if graph else []
     if impl == "sdpa":
         if graph and kind == "prefill":
-            return ["sdpa prefill reads lengths on the host, which a CUDA graph cannot capture; run it outside."]
+            return ["sdpa prefill reads lengths on the host, which a CUDA graph cannot capture; use triton."]
         return []
-    if kind == "prefill":
-        return ["Triton attention decodes only; prefill runs on sdpa or reference."]
     return _triton(device_type, dtype, head_dim, v_head_dim, capability)
 
 

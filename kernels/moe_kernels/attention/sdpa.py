@@ -16,7 +16,7 @@ import itertools
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from moe_kernels.attention.reference import checked_bounds, clamped, gather, visible
+from moe_kernels.attention.reference import checked_bounds, clamped, first_seen, gather, visible
 from moe_kernels.attention.types import PagedPrefix
 
 
@@ -82,18 +82,19 @@ def prefill_sdpa(
         if start == end:
             continue
         q, k, v = (x[start:end].unflatten(0, (count, -1)) for x in (q_SHD, k_SHD, v_SHD))
-        if prefix is not None and cached[b]:
+        first = first_seen(cached[b], window)
+        if prefix is not None and first < cached[b]:
             k, v = (
-                torch.cat([_prefix(cache, prefix.page_table_BP[b : b + count], cached[b]), new], dim=1)
+                torch.cat([_prefix(cache, prefix.page_table_BP[b : b + count], first, cached[b]), new], dim=1)
                 for cache, new in ((prefix.k_cache, k), (prefix.v_cache, v))
             )
         out[start:end] = _attend(q, k, v, scale, causal, window).flatten(0, 1)
     return out
 
 
-def _prefix(cache: torch.Tensor, table_BP: torch.Tensor, length: int) -> torch.Tensor:
-    """The first ``length`` slots of sequences, ``[B, length, Hkv, D]``."""
-    return torch.stack([gather(cache, pages, 0, length) for pages in table_BP])
+def _prefix(cache: torch.Tensor, table_BP: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    """Slots ``first`` to ``end - 1`` of sequences, ``[B, end - first, Hkv, D]``."""
+    return torch.stack([gather(cache, pages, first, end) for pages in table_BP])
 
 
 def _attend(

@@ -32,6 +32,16 @@ class DecodeShape(NamedTuple):
     bytes: int
 
 
+class PrefillShape(NamedTuple):
+    """What a choice of tiles for prefill depends on; fields as for decode."""
+
+    group: int
+    head_dim: int
+    v_head_dim: int
+    shared_v: bool
+    bytes: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tiles:
     @property
@@ -56,9 +66,9 @@ class DecodeTiles(_Tiles):
         block_h, block_n: heads of a group and keys of a tile, powers of two.
         num_warps, num_stages: of a program.
         swap: keys are the left operand of products.
-        ahead: pages are looked up one tile ahead.
         programs: programs on a multiprocessor that sequences are split for.
         least_keys: keys of a part at least, a multiple of ``block_n``.
+        pdl: parts are merged by a kernel that starts while the first one ends, where the GPU can.
     """
 
     block_h: int
@@ -66,9 +76,26 @@ class DecodeTiles(_Tiles):
     num_warps: int
     num_stages: int
     swap: int = 0
-    ahead: int = 1
     programs: int = 2
     least_keys: int = 256
+    pdl: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillTiles(_Tiles):
+    """Tiles and launch options of prefill.
+
+    Attributes:
+        block_m, block_n: rows (queries x heads of a group) and keys of a tile, powers of two.
+        num_warps, num_stages: of a program.
+        pack: heads of a group side by side in a tile's rows.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    pack: int = 1
 
 
 def power_of_two(value: int) -> int:
@@ -95,6 +122,9 @@ def decode_tiles(shape: DecodeShape, shared_bytes: int = H200_SHARED) -> DecodeT
     block_h = max(16, power_of_two(min(shape.group, 64 if wide else 128)))
     if shape.bytes == 4:
         tiles = DecodeTiles(block_h=min(block_h, 16), block_n=16 if wide else 32, num_warps=4, num_stages=2)
+    elif wide and block_h >= 64:
+        # The sums of 64 heads take most registers of a multiprocessor: one program on each.
+        tiles = DecodeTiles(block_h=block_h, block_n=32, num_warps=8, num_stages=3, programs=1)
     elif wide:
         tiles = DecodeTiles(block_h=block_h, block_n=32, num_warps=4 if block_h <= 16 else 8, num_stages=3)
     else:
@@ -119,6 +149,49 @@ def fit_decode(tiles: DecodeTiles, shape: DecodeShape, shared_bytes: int) -> Dec
             tiles = replace(tiles, block_n=tiles.block_n // 2)
         elif tiles.block_h > 16:
             tiles = replace(tiles, block_h=tiles.block_h // 2)
+        elif tiles.num_stages > 1:
+            tiles = replace(tiles, num_stages=1)
+        else:
+            break
+    return tiles
+
+
+def prefill_tiles(shape: PrefillShape, shared_bytes: int = H200_SHARED) -> PrefillTiles:
+    """The default for a shape on a device whose programs may take ``shared_bytes`` of shared memory."""
+    wide = shape.head_dim > 256
+    if shape.bytes == 4:
+        tiles = PrefillTiles(block_m=16 if wide else 32, block_n=16 if wide else 32, num_warps=4, num_stages=2)
+    elif wide:
+        tiles = PrefillTiles(block_m=64, block_n=32, num_warps=8, num_stages=3)
+    elif max(shape.head_dim, shape.v_head_dim) > 192:
+        tiles = PrefillTiles(block_m=128, block_n=32, num_warps=8, num_stages=3)
+    elif max(shape.head_dim, shape.v_head_dim) > 128:
+        tiles = PrefillTiles(block_m=128, block_n=64, num_warps=8, num_stages=3)
+    else:
+        tiles = PrefillTiles(block_m=128, block_n=128 if shape.head_dim > 64 else 64, num_warps=8, num_stages=3)
+    return fit_prefill(replace(tiles, pack=min(shape.group, tiles.block_m)), shape, shared_bytes)
+
+
+def prefill_bytes(tiles: PrefillTiles, shape: PrefillShape) -> int:
+    """Shared memory that a program may take at most: tiles in flight, queries, probabilities."""
+    main, rest = head_split(shape.head_dim)
+    columns = main + rest + (0 if shape.shared_v else power_of_two(max(16, shape.v_head_dim)))
+    in_flight = tiles.num_stages * tiles.block_n * columns
+    return (in_flight + tiles.block_m * (main + rest)) * shape.bytes + _SPARE
+
+
+def fit_prefill(tiles: PrefillTiles, shape: PrefillShape, shared_bytes: int) -> PrefillTiles:
+    """``tiles`` with fewer stages, then narrower, until they fit."""
+    while prefill_bytes(tiles, shape) > shared_bytes:
+        if tiles.num_stages > 2:
+            tiles = replace(tiles, num_stages=tiles.num_stages - 1)
+        elif tiles.block_n > 32:
+            tiles = replace(tiles, block_n=tiles.block_n // 2)
+        elif tiles.block_m > 16:
+            block_m = tiles.block_m // 2
+            tiles = replace(tiles, block_m=block_m, pack=min(tiles.pack, block_m))
+        elif tiles.block_n > 16:
+            tiles = replace(tiles, block_n=tiles.block_n // 2)
         elif tiles.num_stages > 1:
             tiles = replace(tiles, num_stages=1)
         else:

@@ -20,7 +20,7 @@ import triton.language as tl
 
 @triton.jit
 def load_pages(table_ptr, n, end, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pages of keys n to n + BLOCK_N - 1: one where a page holds whole tiles, else one a key; 0 past the end."""
+    """Pages of keys from ``n`` on: one where a page holds whole tiles, else one a key; 0 past ``end``."""
     if PAGE % BLOCK_N == 0:
         return tl.load(table_ptr + n // PAGE, mask=n < end, other=0)
     else:
@@ -35,21 +35,23 @@ def page_rows(page, n, stride_page, stride_slot, PAGE: tl.constexpr, BLOCK_N: tl
     return page.to(tl.int64) * stride_page + slot.to(tl.int64) * stride_slot
 
 
-@triton.jit(do_not_specialize=["stride_tb", "max_keys", "window", "num_splits"])
+@triton.jit(do_not_specialize=["stride_tb", "max_keys", "window", "num_splits", "least_keys"])
 def decode_kernel(
-    q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, out_ptr, lse_ptr, scale_log2, window, max_keys, num_splits,
+    q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, out_ptr, lse_ptr, scale_log2, window, max_keys, num_splits, least_keys,
     stride_qb, stride_qh, stride_qd, stride_kp, stride_ks, stride_kh, stride_kd,
     stride_vp, stride_vs, stride_vh, stride_vd, stride_tb,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
     D_MAIN: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_DV: tl.constexpr, SHARED_V: tl.constexpr,
-    WINDOWED: tl.constexpr, SPLIT: tl.constexpr, LEAST_KEYS: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write ``out[b, h]``, or with SPLIT ``out[b, h, part]`` in float32 beside its logarithm of sums to base 2.
 
-    D is cut into D_MAIN, a power of two, and a rest that BLOCK_REST holds (0 for none). AHEAD: a tile's pages are
-    looked up one tile ahead.
+    D is cut into D_MAIN, a power of two, and a rest that BLOCK_REST holds (0 for none). A tile's pages are looked up
+    one tile ahead, so that they wait for nothing when its keys are asked for.
     """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     HEAD_BLOCKS: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
     pid = tl.program_id(0)
     part = tl.program_id(1)
@@ -69,7 +71,7 @@ def decode_kernel(
         first = begin // BLOCK_N * BLOCK_N
     if SPLIT:
         tiles = tl.cdiv(tl.cdiv(end - first, num_splits), BLOCK_N)
-        keys = tl.maximum(tiles * BLOCK_N, LEAST_KEYS)
+        keys = tl.maximum(tiles * BLOCK_N, least_keys)
         first += part * keys
         end = tl.minimum(end, first + keys)
 
@@ -91,19 +93,12 @@ def decode_kernel(
         acc = tl.zeros([BLOCK_DV, BLOCK_H], tl.float32)
     else:
         acc = tl.zeros([BLOCK_H, BLOCK_DV], tl.float32)
-    if AHEAD:
-        page = load_pages(table_ptr, first, end, PAGE, BLOCK_N)
+    page = load_pages(table_ptr, first, end, PAGE, BLOCK_N)
     for n in range(first, end, BLOCK_N):
-        if AHEAD:
-            rows = page_rows(page, n, stride_kp, stride_ks, PAGE, BLOCK_N)
-            if not SHARED_V:
-                v_rows = page_rows(page, n, stride_vp, stride_vs, PAGE, BLOCK_N)
-            page = load_pages(table_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
-        else:
-            page = load_pages(table_ptr, n, end, PAGE, BLOCK_N)
-            rows = page_rows(page, n, stride_kp, stride_ks, PAGE, BLOCK_N)
-            if not SHARED_V:
-                v_rows = page_rows(page, n, stride_vp, stride_vs, PAGE, BLOCK_N)
+        rows = page_rows(page, n, stride_kp, stride_ks, PAGE, BLOCK_N)
+        if not SHARED_V:
+            v_rows = page_rows(page, n, stride_vp, stride_vs, PAGE, BLOCK_N)
+        page = load_pages(table_ptr, n + BLOCK_N, end, PAGE, BLOCK_N)
         key = n + tl.arange(0, BLOCK_N)
         valid = key < end
         if WINDOWED:
@@ -147,13 +142,13 @@ def decode_kernel(
             acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = highest
 
-    # A part without keys: zeros, whose logarithm of sums is -inf.
-    used = tl.where(total == 0.0, 1.0, total)
-    share = 1.0 / used
+    # A part without keys: zeros, whose logarithm of sums is -inf, as its maximum.
+    total = tl.where(total == 0.0, 1.0, total)
+    share = 1.0 / total
     rows_out = batch.to(tl.int64) * (KV_HEADS * GROUP) + head
     if SPLIT:
         rows_out = rows_out * num_splits + part
-        tl.store(lse_ptr + rows_out, top + tl.log2(used), mask=valid_h)
+        tl.store(lse_ptr + rows_out, top + tl.log2(total), mask=valid_h)
     if SWAP:
         acc = acc * share[None, :]
         out = out_ptr + rows_out[None, :] * DV + offs_dv[:, None]
