@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from moe_kernels.formats import FORMATS
+from moe_kernels.projections import ops
 from moe_kernels.projections.reference import linear_reference
 from moe_kernels.projections.rules import LinearImpl, linear_preference, linear_reasons
 from moe_kernels.projections.scaled_mm import linear_scaled_mm
@@ -28,9 +29,9 @@ def linear(
         x_TK: ``[T, K]`` in ``weights.dtype``; T may be 0; rows may have a stride.
         weights: the matrix ``[N, K]``, on the same device.
         bias: ``[N]`` in ``weights.dtype``, on the same device.
-        impl: ``"reference"`` (the specification, all formats), ``"torch"`` (plain formats; fp8_tensor and fp8_channel
-            where the GPU multiplies them) or None for the best that runs these tensors (``resolve_linear_impl`` says
-            which).
+        impl: ``"reference"`` (the specification), ``"torch"`` (plain formats; fp8_tensor and fp8_channel where the GPU
+            multiplies them), ``"triton"`` (all formats) or None for the best that runs these tensors
+            (``resolve_linear_impl`` says which).
 
     Returns:
         ``[T, N]``, contiguous, in ``weights.dtype``.
@@ -45,6 +46,8 @@ def linear(
         return x_TK.new_empty(0, weights.N)
     if chosen == LinearImpl.REFERENCE.value:
         return linear_reference(x_TK, weights, bias)
+    if chosen == LinearImpl.TRITON.value:
+        return ops.linear_triton(x_TK, weights, bias)
     if FORMATS[weights.quant].quantized:
         return linear_scaled_mm(x_TK, weights, bias)
     product: torch.Tensor = torch.nn.functional.linear(x_TK, weights.w, bias)
@@ -60,7 +63,7 @@ def resolve_linear_impl(x_TK: torch.Tensor, weights: LinearWeights, impl: str | 
 def _resolve(x_TK: torch.Tensor, weights: LinearWeights, impl: str | None) -> str:
     device = x_TK.device.type
     if impl is None:
-        names = linear_preference(device, weights.quant.value)
+        names = linear_preference(device, weights.quant.value, x_TK.shape[0])
     else:
         names = (impl.value if isinstance(impl, LinearImpl) else impl,)
     capability = _capability() if device == "cuda" else None
