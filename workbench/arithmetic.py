@@ -5,7 +5,7 @@ No torch here.
 
 from __future__ import annotations
 
-from moe_kernels.formats import FORMATS
+from moe_kernels.formats import FORMATS, format_for
 from moe_kernels.formats import expert_bytes as expert_bytes
 from moe_kernels.names import Quant
 
@@ -21,6 +21,10 @@ _WEIGHT_SCALES = {
     Quant.MXFP4: "e8m0 scales of 32 columns",
 }
 _ACTIVATION_SCALES = {"token": "one activation scale a token", "block": "1x128 activation blocks"}
+_FP4_SCALES = {
+    Quant.NVFP4: "activations alike and one scale a token",
+    Quant.MXFP4: "activations alike",
+}
 
 
 def compute_dtype(quant: Quant) -> Quant:
@@ -33,9 +37,9 @@ def activation_bytes(quant: Quant) -> int:
     return _PLAIN_BYTES[compute_dtype(quant)]
 
 
-def rate_name(quant: Quant) -> str:
-    """The matrix rate that bounds a format, by its name among the roofs: `fp8`, `int8`, or the compute dtype."""
-    return FORMATS[quant].activation or compute_dtype(quant).value
+def rate_name(quant: Quant, backend: str = "") -> str:
+    """The matrix rate that bounds a format, by its name among the roofs: `fp8`, `int8`, `fp4`, or the compute dtype."""
+    return format_for(quant, backend).activation or compute_dtype(quant).value
 
 
 def describe(
@@ -47,6 +51,7 @@ def describe(
     device_type: str = "cuda",
     capability: tuple[int, int] | None = None,
     emulated: bool = False,
+    backend: str = "",
 ) -> str:
     """The arithmetic of a quantised format, in words; empty for the others.
 
@@ -55,8 +60,9 @@ def describe(
         static: whether the scale of activations is fixed beforehand.
         device_type, capability: where it runs.
         emulated: whether quantised values are multiplied as float32, as the reference does.
+        backend: what runs it: triton_fp4 multiplies FP4 with FP4.
     """
-    form = FORMATS[quant]
+    form = format_for(quant, backend)
     if not form.quantized:
         return ""
     if quant is Quant.INT4:
@@ -73,6 +79,8 @@ def describe(
     kind = form.activation
     if form.granularity == "tensor":
         activations = "one fixed activation scale" if static else "one activation scale a call"
+    elif form.granularity == "group":
+        activations = _FP4_SCALES[quant]
     else:
         activations = _ACTIVATION_SCALES[form.granularity]
     if emulated:

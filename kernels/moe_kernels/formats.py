@@ -15,13 +15,18 @@ mxfp4       e2m1    e8m0 a row and 32 columns      as they are
 =========== ======= ============================== =========================================
 
 Gate and up count as two matrices. Activations that are quantised are so before each of the two products.
+
+The backend ``triton_fp4`` multiplies nvfp4 and mxfp4 on FP4 units, and those take both operands in one format. There
+activations are stored as the weights are: mxfp4 as e2m1 with an e8m0 a token and 32 columns; nvfp4 as e2m1 with an e4m3
+a token and 16 columns, times one float32 a token, worked out at each call. One a token rather than one for all: it
+needs no pass over all rows beforehand, and what a token gives depends on nothing else in the batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from moe_kernels.names import Quant
+from moe_kernels.names import Impl, Quant
 
 BLOCK = 128
 FP8_MAX = 448.0
@@ -43,8 +48,9 @@ class Format:
 
     Attributes:
         bits: of one stored weight.
-        activation: ``"fp8"`` or ``"int8"`` where activations are quantised, else ``""``.
-        granularity: what one activation scale covers: ``"tensor"``, ``"token"`` or ``"block"``; ``""`` for none.
+        activation: ``"fp8"``, ``"int8"`` or ``"fp4"`` where activations are quantised, else ``""``.
+        granularity: what one activation scale covers: ``"tensor"``, ``"token"``, ``"block"`` (128 columns of a token)
+            or ``"group"`` (``scale_columns`` of a token); ``""`` for none.
         scale_bits: of one weight scale; 0 where there is none.
         scale_columns: columns that one weight scale covers; 0 for all of a row or matrix.
     """
@@ -84,6 +90,15 @@ FORMATS = {
     Quant.NVFP4: Format(bits=4, scale_bits=8, scale_columns=16),
     Quant.MXFP4: Format(bits=4, scale_bits=8, scale_columns=32),
 }
+NATIVE_FP4 = {
+    quant: replace(FORMATS[quant], activation="fp4", granularity="group") for quant in (Quant.NVFP4, Quant.MXFP4)
+}
+
+
+def format_for(quant: Quant, impl: str = "") -> Format:
+    """Facts about a format as the implementation ``impl`` runs it: ``triton_fp4`` quantises activations beside FP4."""
+    native = impl == Impl.TRITON_FP4.value and quant in NATIVE_FP4
+    return NATIVE_FP4[quant] if native else FORMATS[quant]
 
 
 def matrix_bytes(quant: str, rows: int, columns: int, *, group_size: int = 128, zero_points: bool = False) -> int:

@@ -28,6 +28,7 @@ class Impl(StrEnum):
     REFERENCE = "reference"
     TORCH_GROUPED_MM = "torch_grouped_mm"
     TRITON = "triton"
+    TRITON_FP4 = "triton_fp4"
 
 
 _Choice = TypeVar("_Choice", bound=Enum)

@@ -23,9 +23,10 @@ SHAPE = {"num_experts": 8, "hidden_size": 64, "intermediate_size": 32, "top_k": 
 
 def test_public_names():
     assert moe_kernels.__all__ == [
-        "Alignment", "ExpertWeights", "Impl", "Quant", "ResolvedConfig", "Routing", "backends", "fused_experts",
-        "moe_align", "prepare_routing", "quantize_activation",
-        "register_backend", "resolve_config", "resolve_impl", "select_experts", "supports_impl",
+        "Alignment", "ExpertWeights", "Impl", "LinearWeights", "PagedPrefix", "Quant", "ResolvedConfig", "Routing",
+        "backends", "decode_attention", "fused_experts", "linear", "mla_decode_attention", "moe_align",
+        "prefill_attention", "prepare_routing", "quantize_activation", "register_attention_backend", "register_backend",
+        "resolve_config", "resolve_impl", "resolve_linear_impl", "select_experts", "supports_impl",
         "unregister_backend",
     ]  # fmt: skip
     with pytest.raises(AttributeError, match="has no attribute 'fused_expert'"):
@@ -100,9 +101,11 @@ def test_impl_is_exactly_what_was_asked():
         fused_experts(x, weights, routing, impl="torch_grouped_mm")
     with pytest.raises(NotImplementedError, match=r"Triton kernels run on cuda, not cpu|triton is not installed"):
         resolve_impl(x, weights, routing, "triton")
-    with pytest.raises(ValueError, match=r"^impl must be one of reference, torch_grouped_mm, triton; got 'cutlass'"):
+    with pytest.raises(
+        ValueError, match=r"^impl must be one of reference, torch_grouped_mm, triton, triton_fp4; got 'cutlass'"
+    ):
         fused_experts(x, weights, routing, impl="cutlass")
-    with pytest.raises(ValueError, match=r"^config is for impl 'triton'; this call runs 'reference'"):
+    with pytest.raises(ValueError, match=r"^config is for impl 'triton' and 'triton_fp4'; this call runs"):
         fused_experts(x, weights, routing, config={})
 
 
@@ -174,7 +177,7 @@ def doubling():
 
 def test_registered_backend_runs_by_name_only(doubling):
     x, weights, routing = random_problem(3, 4, 16, 8, 1)
-    assert backends() == ["reference", "torch_grouped_mm", "triton", "doubling"]
+    assert backends() == ["reference", "torch_grouped_mm", "triton", "triton_fp4", "doubling"]
     assert torch.equal(fused_experts(x, weights, routing, impl="doubling"), x * 2)
     assert doubling[-1] == {
         "device_type": "cpu", "dtype": torch.float32, "num_experts": 4, "hidden_size": 16, "intermediate_size": 8,

@@ -10,23 +10,31 @@ from dataclasses import replace
 
 import torch
 from moe_kernels import ExpertWeights, Routing
-from moe_kernels.formats import BLOCK, FORMATS, FP8_MAX, SMALLEST_AMAX
+from moe_kernels.formats import BLOCK, FORMATS, FP8_MAX, SMALLEST_AMAX, format_for
 from moe_kernels.quant.api import quantize_activation
+from moe_kernels.quant.fp4 import through_fp4
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """`rounding(values [R, C]) -> float64 [R, C]`: what is left of values when a product reads them."""
 
 
-def roundings(weights: ExpertWeights) -> tuple[Rounding, Rounding]:
+def roundings(weights: ExpertWeights, backend: str = "") -> tuple[Rounding, Rounding]:
     """What the scheme of `weights` does to the inputs, and to the intermediate between the two products.
 
     Formats that quantise no activations leave both as they are: their rounding to the compute dtype is an error of
     whoever makes it. Where activations are quantised, that rounding is part of the scheme: quantising turns a small
-    difference into a large one, and both sides must quantise the same number.
+    difference into a large one, and both sides must quantise the same number. `backend` is what runs the layer:
+    triton_fp4 has activations in FP4 beside FP4 weights.
     """
-    form = FORMATS[weights.quant]
+    form = format_for(weights.quant, backend)
     if not form.activation:
         return torch.Tensor.double, torch.Tensor.double
+    if form.activation == "fp4":
+
+        def fp4(values: torch.Tensor) -> torch.Tensor:
+            return through_fp4(values.to(weights.dtype), weights.quant).double()
+
+        return fp4, fp4
 
     def through(scale: torch.Tensor | None) -> Rounding:
         return lambda values: quantized(values.to(weights.dtype), form.activation, form.granularity, scale)

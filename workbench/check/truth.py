@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from moe_kernels import ExpertWeights, Routing
+from moe_kernels.formats import FORMATS, format_for
 
 from workbench.check.activations import roundings, with_fixed_scales
 from workbench.check.budget import kernel_budget
@@ -68,16 +69,17 @@ class Truth:
     complete: bool
 
 
-def find_truth(source: LayerSource, weights: ExpertWeights, problem: Problem, seed: int) -> Truth:
+def find_truth(source: LayerSource, weights: ExpertWeights, problem: Problem, seed: int, backend: str = "") -> Truth:
     """Work out what is right, and the budget from the error of plain eager code on the same rows.
 
-    That code computes in the compute dtype on the dequantised weights and on activations quantised by the scheme.
+    That code computes in the compute dtype on the dequantised weights and on activations quantised by the scheme,
+    as `backend` has it.
     """
     rows_R = checked_rows(problem.x.shape[0], seed)
     part = problem.rows(rows_R)
     weights = with_fixed_scales(weights, problem.x, problem.routing)
     total = oracle(part.x_float32, part.routing, source.expert, weights.num_experts)
-    problem_of = (part.x, part.routing, dequantized(weights), weights.num_experts, roundings(weights))
+    problem_of = (part.x, part.routing, dequantized(weights), weights.num_experts, roundings(weights, backend))
     kernel, eager = oracle(*problem_of), plain_layer(*problem_of, part.x.dtype)
     dense = source.dense_output(part.x_float32)
     return Truth(
@@ -102,12 +104,22 @@ class TruthCache:
         self._size = size
         self._kept: OrderedDict[Hashable, Truth] = OrderedDict()
 
-    def find(self, key: Hashable, source: LayerSource, weights: ExpertWeights, problem: Problem, seed: int) -> Truth:
-        """The truth for `key`, worked out when it is not kept."""
+    def find(
+        self,
+        key: Hashable,
+        source: LayerSource,
+        weights: ExpertWeights,
+        problem: Problem,
+        seed: int,
+        backend: str = "",
+    ) -> Truth:
+        """The truth for `key`, worked out when it is not kept; apart for a `backend` with activations of its own."""
+        if format_for(weights.quant, backend) is not FORMATS[weights.quant]:
+            key = (key, backend)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        truth = find_truth(source, weights, problem, seed)
+        truth = find_truth(source, weights, problem, seed, backend)
         self._kept[key] = truth
         while len(self._kept) > self._size:
             self._kept.popitem(last=False)

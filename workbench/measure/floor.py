@@ -58,12 +58,14 @@ def weigh(
     roofs: Mapping[str, float],
     *,
     implausible: bool = False,
+    backend: str = "",
 ) -> Work:
     """Summarise a series: medians over samples, the floor by this device's measured `roofs`.
 
-    Without a roof of the format's arithmetic (fp8 and int8 have none on a CPU) there is no floor.
+    Without a roof of the format's arithmetic, as `backend` does it, there is no floor: fp8 and int8 have none on a CPU,
+    and fp4 is measured nowhere.
     """
-    read, rate = roofs.get("read"), roofs.get(rate_name(quant))
+    read, rate = roofs.get("read"), roofs.get(rate_name(quant, backend))
     work = Work(
         bytes=round(middle([w.bytes for w in works])),
         operations=round(middle([w.operations for w in works])),
@@ -81,7 +83,12 @@ def weigh(
 
 
 def implausible_reason(
-    works: Sequence[SampleWork], samples_us: Sequence[float], quant: Quant, sheet: Datasheet | None, l2: L2
+    works: Sequence[SampleWork],
+    samples_us: Sequence[float],
+    quant: Quant,
+    sheet: Datasheet | None,
+    l2: L2,
+    backend: str = "",
 ) -> str | None:
     """Why a series is too fast to be true, as a sentence; None where it may be.
 
@@ -90,7 +97,7 @@ def implausible_reason(
     if sheet is None:
         return None
     read = sheet.read if l2 is L2.COLD else float("inf")
-    peaks = [w.floor_us(read, sheet.rate(rate_name(quant))) for w in works]
+    peaks = [w.floor_us(read, sheet.rate(rate_name(quant, backend))) for w in works]
     ratio = middle([peak / taken if taken > 0 else float("inf") for peak, taken in zip(peaks, samples_us, strict=True)])
     if ratio <= 1.0:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from moe_kernels.experts import ops
+from moe_kernels.experts import ops, ops_fp4
 from moe_kernels.experts.config import MAX_SPLIT_K, flatten_config
 from moe_kernels.experts.grouped import fused_experts_grouped
 from moe_kernels.experts.reference import fused_experts_reference
@@ -62,17 +62,19 @@ def fused_experts(
             configuration says. More than there are tiles is allowed: the rest adds nothing.
         reduction: ``"deterministic"`` adds parts in fixed order, ``"atomic"`` as they come (results may differ in the
             last bits from call to call). Both add in float32.
-        impl: ``"reference"``, ``"torch_grouped_mm"``, ``"triton"`` or a registered name; None takes the first built-in
-            one that runs these tensors (``resolve_impl`` says which).
-        config: tile configuration of ``"triton"``: SGLang's keys for both GEMMs, or ``{"up": ..., "down": ...}``; None
-            takes the default (``resolve_config`` says which).
+        impl: ``"reference"``, ``"torch_grouped_mm"``, ``"triton"``, ``"triton_fp4"`` or a registered name; None takes
+            the first of the first three that runs these tensors (``resolve_impl`` says which). ``"triton_fp4"``
+            multiplies nvfp4 and mxfp4 on FP4 units, which only some GPUs have, and rounds ``x_TD`` and the intermediate
+            to the weights' format, as `moe_kernels.formats` says; it runs only where it is asked for.
+        config: tile configuration of ``"triton"`` or ``"triton_fp4"``: SGLang's keys for both GEMMs, or
+            ``{"up": ..., "down": ...}``; None takes the default (``resolve_config`` says which).
 
     Returns:
         ``[T, D]``, contiguous, in the dtype of ``x_TD``.
 
     Raises:
         ValueError: tensors that do not fit together, an unknown ``impl`` or ``reduction``, a wrong ``config``, or one
-            for another implementation than ``"triton"``, as ``split_k``.
+            for an implementation without tiles; ``split_k`` for another than ``"triton"``.
         NotImplementedError: the named implementation does not run these tensors; the message says why.
     """
     _check(x_TD, weights, routing)
@@ -80,10 +82,11 @@ def fused_experts(
     if expert_map is not None or weights.num_shared:
         routing = prepare_routing(routing, weights.num_routed, weights.num_shared, expert_map)
     chosen = _resolve(x_TD, weights, routing, impl)
-    triton = chosen == Impl.TRITON.value
-    for name, given in (("config", config is not None), ("split_k", split_k not in (None, 1))):
-        if given and not triton:
-            raise ValueError(f"{name} is for impl 'triton'; this call runs {chosen!r}.")
+    triton, fp4 = chosen == Impl.TRITON.value, chosen == Impl.TRITON_FP4.value
+    if config is not None and not (triton or fp4):
+        raise ValueError(f"config is for impl 'triton' and 'triton_fp4'; this call runs {chosen!r}.")
+    if split_k not in (None, 1) and not triton:
+        raise ValueError(f"split_k is for impl 'triton'; this call runs {chosen!r}.")
     if triton:
         out_TD = ops.fused_experts_triton(
             x_TD,
@@ -93,6 +96,15 @@ def fused_experts(
             weight_on_input=router_weight_on_input,
             split_k=split_k or 0,
             atomic=reduction == "atomic",
+            config=[] if config is None else flatten_config(config),
+        )
+    elif fp4:
+        out_TD = ops_fp4.fused_experts_fp4(
+            x_TD,
+            weights,
+            routing.topk_weights,
+            routing.topk_ids,
+            weight_on_input=router_weight_on_input,
             config=[] if config is None else flatten_config(config),
         )
     else:

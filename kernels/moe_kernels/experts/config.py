@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 
 from moe_kernels.experts.rule import fit, rule
+from moe_kernels.experts.rule_fp4 import SOURCE as FP4_SOURCE
+from moe_kernels.experts.rule_fp4 import fp4_config
 from moe_kernels.experts.tiles import INLINE_MAX_ROWS as INLINE_MAX_ROWS
 from moe_kernels.experts.tiles import INT_KEYS, ExpertsConfig, GemmConfig, Layout
 from moe_kernels.tuning.lookup import Found, find_config
 from moe_kernels.tuning.names import Problem
-from moe_kernels.types import DTYPE_NAME, Quant, parse_choice
+from moe_kernels.types import DTYPE_NAME, Impl, Quant, parse_choice
 
 _LAYOUTS = list(Layout)
 _GEMM_KEYS = (*INT_KEYS, "LAYOUT", "USE_TMA", "SWAP_AB", "SPLIT_K")
@@ -176,15 +178,19 @@ def resolve_config(
     quant: str | None = None,
     group_size: int = 0,
     device: torch.device | None = None,
+    impl: str = "triton",
 ) -> ResolvedConfig:
     """Say which tile configuration the Triton implementation takes for a problem when ``config`` is None.
 
     ``dtype`` is that of the activations, ``quant`` the format of the weights (None: as ``dtype``), ``group_size`` that
     of int4, ``device`` the GPU it is for; None means an H200. ``top_k`` counts shared experts that are in the weights.
+    ``impl`` is ``"triton"`` or ``"triton_fp4"``.
 
     Raises:
-        ValueError: ``dtype`` is none of float32, bfloat16, float16; an unknown ``quant``.
+        ValueError: ``dtype`` is none of float32, bfloat16, float16; an unknown ``quant`` or ``impl``.
     """
+    if impl not in (Impl.TRITON.value, Impl.TRITON_FP4.value):
+        raise ValueError(f"impl must be triton or triton_fp4; got {impl!r}.")
     if dtype not in DTYPE_NAME:
         raise ValueError(f"dtype must be one of {', '.join(DTYPE_NAME.values())}; got {dtype}.")
     scheme = parse_choice(Quant, DTYPE_NAME[dtype] if quant is None else str(quant), "quant")
@@ -192,5 +198,7 @@ def resolve_config(
     problem = Problem(
         num_tokens, num_experts, hidden_size, intermediate_size, top_k, scheme.value, DTYPE_NAME[dtype], group_size
     )
+    if impl == Impl.TRITON_FP4.value:
+        return ResolvedConfig(fp4_config(problem, target.shared_bytes).as_dict(), FP4_SOURCE)
     config, source = default_config(problem, target)
     return ResolvedConfig(config.as_dict(), source)

@@ -83,7 +83,7 @@ def launch_up(
                 num_rows, stride, **shape, **scales, **_row_options(up), **options,
             )  # fmt: skip
         return
-    blocks, *rows = _blocks(ids_TK, alignment, layer.num_experts, up)
+    blocks, *rows = row_blocks(ids_TK, alignment, layer.num_experts, up)
     grid2 = (blocks * triton.cdiv(ffn, up.block_n), up.split_k)
     options["WIDE_ROWS"] = max(x.values.shape[0] * stride, (num_rows + 1) * ffn) > _INT32_MAX
     options |= _gemm_options(up, num_rows, dtype)
@@ -115,7 +115,7 @@ def launch_down(
     """Write ``out``: each routed row's weighted output ``[N, D]``, parts of it ``[S, N, D]``, or sums ``[T, D]``."""
     down, num_rows, ffn = config.down, ids_TK.numel(), h.values.shape[1]
     hidden = out.shape[-1]
-    blocks, *rows = _blocks(ids_TK, alignment, layer.num_experts, down)
+    blocks, *rows = row_blocks(ids_TK, alignment, layer.num_experts, down)
     grid = (blocks * triton.cdiv(hidden, down.block_n), down.split_k)
     options = {
         "E": layer.num_experts,
@@ -223,7 +223,7 @@ def _pairs(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and not TRITON_INTERPRETED
 
 
-def _blocks(
+def row_blocks(
     ids_TK: torch.Tensor, alignment: Alignment | None, num_experts: int, config: GemmConfig
 ) -> tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Most blocks of rows there can be, and the alignment tensors (stand-ins where rows are worked out inline)."""

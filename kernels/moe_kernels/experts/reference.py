@@ -16,25 +16,31 @@ from __future__ import annotations
 import torch
 
 from moe_kernels.experts.weights import ExpertWeights
-from moe_kernels.formats import FORMATS
+from moe_kernels.formats import FORMATS, format_for
 from moe_kernels.quant import ops as quant_ops
+from moe_kernels.quant.fp4 import dequantize_fp4, quantize_fp4
 from moe_kernels.quant.reference import dequantize
 from moe_kernels.types import Routing
 
 
 def fused_experts_reference(
-    x_TD: torch.Tensor, weights: ExpertWeights, routing: Routing, *, router_weight_on_input: bool = False
+    x_TD: torch.Tensor,
+    weights: ExpertWeights,
+    routing: Routing,
+    *,
+    router_weight_on_input: bool = False,
+    impl: str = "",
 ) -> torch.Tensor:
-    """Return ``[T, D]`` in the dtype of ``x_TD``.
+    """Return ``[T, D]`` in the dtype of ``x_TD``; with ``impl`` ``"triton_fp4"`` what that gives, activations in FP4.
 
     Eager, it loops over the experts hit and gathers their rows, which synchronises with the host. Under
     ``torch.compile`` row counts that depend on data cannot be traced, so there every expert runs on every token and
     tokens that did not choose it are masked out.
     """
     ids_TK = routing.topk_ids
-    x_TD = quantized(x_TD, weights, ids_TK, weights.x_scale, slots=False)
+    x_TD = quantized(x_TD, weights, ids_TK, weights.x_scale, slots=False, impl=impl)
     if torch.compiler.is_compiling():
-        return _every_row(x_TD, weights, routing, router_weight_on_input)
+        return _every_row(x_TD, weights, routing, router_weight_on_input, impl)
     hit, activated = [], []
     for expert in torch.unique(ids_TK).tolist():
         if not 0 <= expert < weights.num_experts:
@@ -50,7 +56,7 @@ def fused_experts_reference(
     if hit:
         # All rows at once: one scale may stand for every one of them.
         h_NF = torch.cat(activated)
-        h_NF = quantized(h_NF, weights, _all_used(h_NF), weights.h_scale, slots=True)
+        h_NF = quantized(h_NF, weights, _all_used(h_NF), weights.h_scale, slots=True, impl=impl)
         for (expert, token_R, weight_R1), h_RF in zip(hit, h_NF.split([len(h) for h in activated]), strict=True):
             y_RD = (h_RF @ _stored(weights, expert, x_TD.dtype)[1].T).to(torch.float32)
             out_TD.index_add_(0, token_R, y_RD * weight_R1)
@@ -58,12 +64,20 @@ def fused_experts_reference(
 
 
 def quantized(
-    rows: torch.Tensor, weights: ExpertWeights, ids_TK: torch.Tensor, scale: torch.Tensor | None, *, slots: bool
+    rows: torch.Tensor,
+    weights: ExpertWeights,
+    ids_TK: torch.Tensor,
+    scale: torch.Tensor | None,
+    *,
+    slots: bool,
+    impl: str = "",
 ) -> torch.Tensor:
     """What the format leaves of activations: float32 where it quantises them, else the very rows."""
-    form = FORMATS[weights.quant]
+    form = format_for(weights.quant, impl)
     if not form.activation:
         return rows
+    if form.activation == "fp4":
+        return dequantize_fp4(quantize_fp4(rows, weights.quant), weights.quant, rows.shape[1])
     q, made = quant_ops.quantize(rows, form.granularity, form.activation, scale, ids_TK, weights.num_experts, slots)
     return dequantize(q, made, form.granularity)
 
@@ -80,7 +94,7 @@ def _all_used(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _every_row(
-    x_TD: torch.Tensor, weights: ExpertWeights, routing: Routing, router_weight_on_input: bool
+    x_TD: torch.Tensor, weights: ExpertWeights, routing: Routing, router_weight_on_input: bool, impl: str
 ) -> torch.Tensor:
     if FORMATS[weights.quant].quantized:
         w1_E2FD, w2_EDF = (w.to(x_TD.dtype) for w in weights.dequantize())
@@ -94,7 +108,8 @@ def _every_row(
         gate_ETF, up_ETF = gate_ETF * weight_ET1, up_ETF * weight_ET1
     h_ETF = (torch.nn.functional.silu(gate_ETF) * up_ETF).to(weights.dtype)
     used = torch.where(hit_ET, 0, -1).to(torch.int32).reshape(-1, 1)
-    h_ETF = quantized(h_ETF.flatten(0, 1), weights, used, weights.h_scale, slots=True).unflatten(0, hit_ET.shape)
+    h_ETF = quantized(h_ETF.flatten(0, 1), weights, used, weights.h_scale, slots=True, impl=impl)
+    h_ETF = h_ETF.unflatten(0, hit_ET.shape)
     y_ETD = torch.matmul(h_ETF, w2_EDF.transpose(1, 2)).to(torch.float32)
     if not router_weight_on_input:
         y_ETD = y_ETD * weight_ET1

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 
-from moe_kernels.formats import FORMATS
+from moe_kernels.formats import FORMATS, NATIVE_FP4
 from moe_kernels.names import Impl, Quant
 
 REFERENCE_COMPILE_MAX_EXPERTS = 64
+# Major compute capabilities whose tensor cores multiply FP4 with its scales.
+FP4_UNITS = (10, 12)
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 # Triton reads the variable when it is first imported; so does this module.
 TRITON_INTERPRETED = TRITON_INSTALLED and os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -28,11 +30,13 @@ def builtin_reasons(
     capability: tuple[int, int] | None = None,
     *,
     dtype: str = "bf16",
+    device_name: str = "",
 ) -> list[str]:
     """Why the built-in implementation ``name`` would not run, as sentences; plain enough to be traced.
 
     ``quant`` is the format of the weights, ``dtype`` that of the activations beside a quantised one. ``capability`` is
-    the device's compute capability, (9, 0) for Hopper; None leaves rules about it out.
+    the device's compute capability, (9, 0) for Hopper; None leaves rules about it out. ``device_name``
+    is what a sentence calls the device.
     """
     if quant not in [member.value for member in Quant]:
         return [f"{name} computes in {', '.join(member.value for member in Quant)}, not {quant}."]
@@ -47,6 +51,8 @@ def builtin_reasons(
         if FORMATS[scheme].quantized:
             return [f"torch's grouped_mm is wired for unquantised weights only, not {quant}."]
         return _grouped(device_type, dtype, hidden_size, intermediate_size, compile, capability)
+    if name == Impl.TRITON_FP4.value:
+        return _fp4(device_type, scheme, capability, device_name)
     return _triton(device_type, dtype, scheme, capability)
 
 
@@ -100,3 +106,22 @@ def _triton(device_type: str, dtype: str, scheme: Quant, capability: tuple[int, 
         have = f"{capability[0]}.{capability[1]}"
         return [f"{scheme.value} needs compute capability {least[0]}.{least[1]}; this device has {have}."]
     return []
+
+
+def _fp4(device_type: str, scheme: Quant, capability: tuple[int, int] | None, device_name: str) -> list[str]:
+    reasons = []
+    if scheme not in NATIVE_FP4:
+        formats = " and ".join(quant.value for quant in NATIVE_FP4)
+        reasons.append(f"triton_fp4 multiplies {formats}, not {scheme.value}.")
+    this = f"this device, {device_name}," if device_name else "this device"
+    units = " and ".join(f"{major}.x" for major in FP4_UNITS)
+    needs = f"triton_fp4 needs FP4 units, which GPUs of compute capability {units} (Blackwell) have"
+    if not TRITON_INSTALLED:
+        reasons.append("triton is not installed.")
+    elif device_type != "cuda":
+        reasons.append(f"{needs}; {this} is of type {device_type}.")
+    elif capability is not None and capability[0] not in FP4_UNITS:
+        reasons.append(f"{needs}; {this} has {capability[0]}.{capability[1]}.")
+    elif TRITON_INTERPRETED:
+        reasons.append("Triton's interpreter does not know products of FP4 with scales.")
+    return reasons

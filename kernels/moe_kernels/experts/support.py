@@ -105,6 +105,7 @@ def impl_reasons(
         graph,
         capability,
         dtype=known,
+        device_name=_device_name() if device_type == "cuda" else "",
     )
 
 
@@ -112,3 +113,9 @@ def impl_reasons(
 def _capability() -> tuple[int, int] | None:
     """Compute capability where CUDA has been started anyhow; asking must not start it."""
     return torch.cuda.get_device_capability() if torch.cuda.is_initialized() else None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _device_name() -> str:
+    """Name of the GPU where CUDA has been started anyhow."""
+    return torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""

@@ -69,7 +69,7 @@ def _store(w_NK: torch.Tensor, quant: Quant, dtype: torch.dtype, group_size: int
         return Stored((w_NK / scale).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scale)
     if quant is Quant.INT4:
         return _int4(w_NK, dtype, group_size, zero_points)
-    return _nvfp4(w_NK) if quant is Quant.NVFP4 else _mxfp4(w_NK)
+    return _nvfp4(w_NK) if quant is Quant.NVFP4 else store_mxfp4(w_NK)
 
 
 def dequantize_matrix(stored: Stored, quant: Quant, columns: int, group_size: int = 128) -> torch.Tensor:
@@ -146,22 +146,27 @@ def _int4(w_NK: torch.Tensor, dtype: torch.dtype, group_size: int, zero_points: 
     return Stored(pack_nibbles(nibbles), scale, zero.to(torch.uint8) if zero_points else None)
 
 
-def _nvfp4(w_NK: torch.Tensor) -> Stored:
-    whole = _scale(w_NK.abs().amax(), FP4_MAX * FP8_MAX)
-    blocks = pad_columns(w_NK).view(w_NK.shape[0], -1, _NVFP4_BLOCK)
+def store_nvfp4(w_NK: torch.Tensor, whole: torch.Tensor) -> Stored:
+    """Blocks of 16 columns in e2m1 with an e4m3 each, times ``whole``: a scalar, or ``[N, 1]``, one a row."""
+    blocks = pad_columns(w_NK).unflatten(1, (-1, _NVFP4_BLOCK))
     amax = blocks.abs().amax(dim=2)
     wanted = (amax / torch.full_like(amax, FP4_MAX) / whole).clamp(_E4M3_SMALLEST, FP8_MAX)
     scale = torch.where(amax > 0, wanted, 0.0).to(torch.float8_e4m3fn)
     step = scale.to(torch.float32) * whole
     values = torch.where(step[:, :, None] > 0, blocks / step.clamp_min(1e-38)[:, :, None], 0.0)
-    return Stored(pack_nibbles(to_e2m1(values).view(w_NK.shape[0], -1)), scale, whole=whole)
+    return Stored(pack_nibbles(to_e2m1(values).flatten(1)), scale, whole=whole)
 
 
-def _mxfp4(w_NK: torch.Tensor) -> Stored:
-    blocks = pad_columns(w_NK).view(w_NK.shape[0], -1, _MXFP4_BLOCK)
+def _nvfp4(w_NK: torch.Tensor) -> Stored:
+    return store_nvfp4(w_NK, _scale(w_NK.abs().amax(), FP4_MAX * FP8_MAX))
+
+
+def store_mxfp4(w_NK: torch.Tensor) -> Stored:
+    """Blocks of 32 columns in e2m1 with an e8m0 each."""
+    blocks = pad_columns(w_NK).unflatten(1, (-1, _MXFP4_BLOCK))
     amax = blocks.abs().amax(dim=2)
     # The exponent of the largest value less that of 4, the largest power of two of e2m1; frexp's mantissa is below 1.
     exponent = torch.frexp(amax).exponent - 1 - 2
     stored = torch.where(amax > 0, exponent + 127, 0).clamp(0, 254).to(torch.uint8)
     values = blocks / e8m0_value(stored)[:, :, None]
-    return Stored(pack_nibbles(to_e2m1(values).view(w_NK.shape[0], -1)), stored)
+    return Stored(pack_nibbles(to_e2m1(values).flatten(1)), stored)

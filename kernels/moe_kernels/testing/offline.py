@@ -63,9 +63,20 @@ def compile_only(capability: int = 90) -> Iterator[list[Compiled]]:
 def _kernels() -> list[Any]:
     """Kernels whose in-process caches would otherwise keep binaries for the absent GPU."""
     from moe_kernels.align import triton as align
-    from moe_kernels.experts import triton_gemm, triton_gemm4, triton_gemv, triton_gemv4, triton_sum
+    from moe_kernels.attention import triton_decode, triton_merge, triton_prefill
+    from moe_kernels.experts import triton_fp4, triton_gemm, triton_gemm4, triton_gemv, triton_gemv4, triton_sum
+    from moe_kernels.projections import triton_gemm as linear_gemm
+    from moe_kernels.projections import triton_gemm4 as linear_gemm4
+    from moe_kernels.projections import triton_gemv as linear_gemv
+    from moe_kernels.projections import triton_rows as linear_rows
     from moe_kernels.quant import triton as quant
+    from moe_kernels.quant import triton_fp4 as quant_fp4
     from moe_kernels.routing import triton as routing
+    from moe_kernels.step import triton_heads, triton_router, triton_rows, triton_turn
 
-    modules = (align, triton_gemm, triton_gemm4, triton_gemv, triton_gemv4, triton_sum, quant, routing)
+    experts = (triton_fp4, triton_gemm, triton_gemm4, triton_gemv, triton_gemv4, triton_sum)
+    step = (triton_heads, triton_router, triton_rows, triton_turn)
+    attention = (triton_decode, triton_merge, triton_prefill)
+    projections = (linear_gemm, linear_gemm4, linear_gemv, linear_rows)
+    modules = (align, *attention, *experts, *projections, quant, quant_fp4, routing, *step)
     return [value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)]

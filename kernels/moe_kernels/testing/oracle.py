@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from moe_kernels.experts.weights import ExpertWeights
-from moe_kernels.formats import FORMATS
+from moe_kernels.formats import Format, format_for
+from moe_kernels.quant.fp4 import through_fp4
 from moe_kernels.quant.reference import dequantize, quantize_reference
 from moe_kernels.types import Routing
 
@@ -18,23 +19,30 @@ SILU_OF_1_TIMES_2 = 1.4621171572600098
 
 
 def oracle(
-    x_TD: torch.Tensor, weights: ExpertWeights, routing: Routing, *, router_weight_on_input: bool = False
+    x_TD: torch.Tensor,
+    weights: ExpertWeights,
+    routing: Routing,
+    *,
+    router_weight_on_input: bool = False,
+    impl: str = "",
 ) -> torch.Tensor:
     """Return float64 ``[T, D]``: the stored weights and inputs, with no rounding on the way but the format's own.
 
-    Where activations are quantised, they are here: x as given, the intermediate rounded to its dtype first.
+    Where activations are quantised, they are here: x as given, the intermediate rounded to its dtype first. ``impl``
+    ``"triton_fp4"`` has them in FP4 beside nvfp4 and mxfp4.
     """
-    return _layer(x_TD, weights, routing, torch.float64, router_weight_on_input)
+    return _layer(x_TD, weights, routing, torch.float64, router_weight_on_input, impl)
 
 
 def _layer(
-    x_TD: torch.Tensor, weights: ExpertWeights, routing: Routing, dtype: torch.dtype, on_input: bool
+    x_TD: torch.Tensor, weights: ExpertWeights, routing: Routing, dtype: torch.dtype, on_input: bool, impl: str
 ) -> torch.Tensor:
     """The layer on dequantised weights and activations with products in ``dtype``; the rest is float32 or wider."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     ids, weight = routing.topk_ids, routing.topk_weights
     chosen = ((ids >= 0) & (ids < weights.num_experts)).any(dim=1)
-    x = _quantized(x_TD, weights, weights.x_scale, chosen).to(dtype)
+    form = format_for(weights.quant, impl)
+    x = _quantized(x_TD, weights, form, weights.x_scale, chosen).to(dtype)
     hit, activated = [], []
     for expert in torch.unique(ids).tolist():
         if not 0 <= expert < weights.num_experts:
@@ -50,20 +58,21 @@ def _layer(
     out = torch.zeros(x_TD.shape, dtype=wide, device=x_TD.device)
     if hit:
         h = torch.cat(activated)
-        if FORMATS[weights.quant].activation:
-            h = _quantized(h.to(weights.dtype), weights, weights.h_scale, None)
+        if form.activation:
+            h = _quantized(h.to(weights.dtype), weights, form, weights.h_scale, None)
         for (token, scale, w2), rows in zip(hit, h.to(dtype).split([len(part) for part in activated]), strict=True):
             out.index_add_(0, token, (rows @ w2.T).to(wide) * scale)
     return out
 
 
 def _quantized(
-    rows: torch.Tensor, weights: ExpertWeights, scale: torch.Tensor | None, used_R: torch.Tensor | None
+    rows: torch.Tensor, weights: ExpertWeights, form: Format, scale: torch.Tensor | None, used_R: torch.Tensor | None
 ) -> torch.Tensor:
     """What the format leaves of activations; by the specification on every device."""
-    form = FORMATS[weights.quant]
     if not form.activation:
         return rows
+    if form.activation == "fp4":
+        return through_fp4(rows, weights.quant)
     q, made = quantize_reference(rows, form.granularity, form.activation, scale, used_R)
     return dequantize(q, made, form.granularity)
 
@@ -77,20 +86,26 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def error_budget(
-    x_TD: torch.Tensor, weights: ExpertWeights, routing: Routing, *, router_weight_on_input: bool = False
+    x_TD: torch.Tensor,
+    weights: ExpertWeights,
+    routing: Routing,
+    *,
+    router_weight_on_input: bool = False,
+    impl: str = "",
 ) -> float:
     """Largest relative error allowed: twice that of plain eager code plus what roundings may do.
 
     Plain eager code is the layer on the dequantised weights, and activations, with products in the dtype of x. The
     roundings are one of the output, and those of a float32 sum in another order than its own, which grow with the
     square root of its terms. Where the intermediate is quantised, one value of it, half-way between two, may also go
-    the other way: by a step of 2^-3 of its size (e4m3), or of about 2^-5 of the common size (int8).
+    the other way: by a step of 2^-3 of its size (e4m3), or of about 2^-5 (int8) or the whole (FP4) of the common size.
     """
-    plain = _layer(x_TD, weights, routing, x_TD.dtype, router_weight_on_input).to(x_TD.dtype)
-    eager = relative_error(plain, oracle(x_TD, weights, routing, router_weight_on_input=router_weight_on_input))
+    plain = _layer(x_TD, weights, routing, x_TD.dtype, router_weight_on_input, impl).to(x_TD.dtype)
+    right = oracle(x_TD, weights, routing, router_weight_on_input=router_weight_on_input, impl=impl)
+    eager = relative_error(plain, right)
     terms = max(weights.hidden_size, weights.intermediate_size)
     band = torch.finfo(x_TD.dtype).eps / 2 + torch.finfo(torch.float32).eps / 2 * float(terms) ** 0.5
-    step = {"fp8": 2.0**-3, "int8": 2.0**-5}.get(FORMATS[weights.quant].activation, 0.0)
+    step = {"fp8": 2.0**-3, "int8": 2.0**-5, "fp4": 1.0}.get(format_for(weights.quant, impl).activation, 0.0)
     band += step / max(1, routing.topk_ids.numel() * weights.intermediate_size) ** 0.5
     return 2.0 * (eager + float(band))
 
