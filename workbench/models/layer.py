@@ -37,7 +37,7 @@ def load_layer_source(spec: RunSpec, device: DeviceInfo) -> LayerSource:
     place = torch.device(device.torch_device)
     if not shape.dense_source:
         return RandomLayer(shape, place, spec.seed, trained_bias(files))
-    captured, notes = captured_layer(spec.model, files, max(spec.point.num_tokens, FIRST_ROWS))
+    captured, notes = captured_layer(spec.model, files, max(spec.num_tokens, FIRST_ROWS))
     if captured is None:
         return DenseCut(shape, place, spec.seed, _random_mlp(files, spec.seed), random=True, notes=notes)
 

@@ -62,7 +62,7 @@ def build_network(
 
     Projections of attention and MLPs, and experts, are stored as `quant`; embedding, norms, biases and output in the
     compute dtype (that of a plain format, else bfloat16); gates in float32. No more is held at a time than the result
-    and the tensors of one matrix or one expert.
+    and the tensors of one matrix, one expert or two stacks of random experts.
 
     Args:
         config: the network, cut to the layers and ranks that are run.
@@ -238,6 +238,11 @@ class _Builder:
         )
 
     def experts(self, index: int, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        stacks = self.source.expert_stacks(index)
+        if stacks is not None:
+            for w1_C2FD, w2_CDF in stacks:
+                yield from zip(w1_C2FD.to(self.device), w2_CDF.to(self.device), strict=True)
+            return
         for expert in range(count):
             gate, up, down = expert_names(self.config, index, expert)
             yield torch.cat((self.tensor(gate), self.tensor(up))), self.tensor(down)

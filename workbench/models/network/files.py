@@ -96,7 +96,9 @@ def _folder(folder: Path, name: str) -> NetworkFiles:
             f"model: {name} holds pickled weights ({pickled[0].name}), which are never read; "
             f"a folder with .safetensors, or {file} for random weights, is allowed"
         )
-    return NetworkFiles(config=config, folder=folder if weights else None, weights=weights)
+    # With an index there should be files: that they are missing is said where they are opened.
+    stored = bool(weights) or (folder / "model.safetensors.index.json").is_file()
+    return NetworkFiles(config=config, folder=folder if stored else None, weights=weights)
 
 
 def _read(path: Path, name: str) -> NetworkConfig:

@@ -17,6 +17,7 @@ class Linear(nn.Module):
         weights: the matrix `[N, K]`.
         bias: `[N]` in the compute dtype; None for none.
         exact: compute in float32 from the dequantised matrix, which is held for the length of a call.
+        impl: of `moe_kernels.linear`; None for the best.
         part: of the network, for profiles.
     """
 
@@ -27,12 +28,13 @@ class Linear(nn.Module):
         self.weights = weights
         self.bias = bias
         self.exact = exact
+        self.impl: str | None = None
         self.part = part
 
     def forward(self, x_SK: torch.Tensor) -> torch.Tensor:
         """Return `[S, N]`."""
         if not self.exact:
-            return linear(x_SK, self.weights, bias=self.bias)
+            return linear(x_SK, self.weights, bias=self.bias, impl=self.impl)
         bias = None if self.bias is None else self.bias.to(torch.float32)
         return nn.functional.linear(x_SK, self.weights.dequantize(), bias)
 

@@ -128,8 +128,7 @@ class Network(nn.Module):
 
     def exact_logits(self, x_SD: torch.Tensor) -> torch.Tensor:
         """The same in float32 from float32 rows, the output's matrix upcast for the length of the call."""
-        logits_SV: torch.Tensor = self.lm_head(self.norm.upcast()(x_SD))
-        return logits_SV
+        return nn.functional.linear(self.norm.upcast()(x_SD), self.lm_head.weight.to(torch.float32))
 
     @property
     def weight_bytes(self) -> int:
