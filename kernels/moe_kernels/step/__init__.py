@@ -1,0 +1,1 @@
+"""What stands between the matrix products of a decode step, one launch each: norms, rotary position, gates."""
