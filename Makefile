@@ -1,7 +1,8 @@
 # make lab     JupyterLab on notebooks/00_workbench.ipynb (HEADLESS=1 runs it to its end without a screen)
 # make sweep   the main sweep without a screen, into results/
 # make test    everything: style, types, unit, notebook and browser tests
-# Variables: PYTHON, VENV, PORT, IP, HEADLESS, ARGS (more options for the sweep), PYTEST (more options for the tests)
+# Variables: PYTHON, VENV, PORT, IP, HEADLESS, ARGS (more options for the sweep), PYTEST (more options for the tests),
+#            WORKERS (processes that share the tests which nothing disturbs)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,6 +11,9 @@ IP ?=
 HEADLESS ?=
 ARGS ?=
 PYTEST ?=
+WORKERS ?= 2
+# Tests of timers, workers, pages and notebooks, which others beside them would disturb, run one after another.
+ALONE := tests/browser tests/cli tests/engines tests/measure tests/notebooks tests/runtime tests/widgets tests/test_lab.py
 BIN := $(VENV)/bin
 
 .PHONY: help lab sweep test check clean
@@ -42,7 +46,8 @@ check: $(VENV)/.dev
 
 test: check
 	@.ci/system-packages browser
-	$(BIN)/python -m pytest $(PYTEST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE)) $(PYTEST)
+	$(BIN)/python -m pytest $(ALONE) $(PYTEST)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

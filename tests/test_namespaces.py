@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RANK = {
     "errors": 0, "modes": 0, "parts": 0, "spec": 0, "step_record": 0, "record": 0, "devices": 0, "arithmetic": 0,
-    "models": 1, "peers": 1, "support": 2, "runtime": 2, "measure": 3, "check": 3, "engines": 4, "sweeps": 5, "tune": 5,
-    "plots": 6, "report": 7, "lab": 7, "widgets": 8, "cli": 8, "__main__": 9,
+    "models": 1, "peers": 1, "support": 2, "step_support": 2, "runtime": 2, "measure": 3, "check": 3, "engines": 4,
+    "sweeps": 5, "tune": 5, "plots": 6, "report": 7, "lab": 7, "widgets": 8, "cli": 8, "__main__": 9,
 }  # fmt: skip
 
 

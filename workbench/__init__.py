@@ -10,7 +10,7 @@ from workbench.devices import package_version
 if TYPE_CHECKING:
     from workbench.errors import DeviceBusy, InvalidInput
     from workbench.record import Record, Status
-    from workbench.spec import LayerPoint, Modes, RunSpec
+    from workbench.spec import LayerPoint, Modes, RunSpec, StepPoint
     from workbench.support import find_reasons as supports
     from workbench.sweeps.loader import load, recordings
     from workbench.sweeps.results import Results
@@ -28,6 +28,7 @@ _HOME = {
     "Results": "workbench.sweeps.results",
     "RunSpec": "workbench.spec",
     "Status": "workbench.record",
+    "StepPoint": "workbench.spec",
     "SweepSpec": "workbench.sweeps.spec",
     "load": "workbench.sweeps.loader",
     "recordings": "workbench.sweeps.loader",
@@ -45,6 +46,7 @@ __all__ = [
     "Results",
     "RunSpec",
     "Status",
+    "StepPoint",
     "SweepSpec",
     "__version__",
     "load",

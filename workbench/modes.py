@@ -14,9 +14,10 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class Subject(StrEnum):
-    """What is timed."""
+    """What is timed: one MoE layer, or a whole model's prefill and the decode steps after it."""
 
     MOE_LAYER = "moe_layer"
+    STEP = "step"
 
 
 class Compile(StrEnum):
@@ -55,6 +56,16 @@ class Reduction(StrEnum):
     ATOMIC = "atomic"
 
 
+class Mla(StrEnum):
+    """How multi-head latent attention is computed.
+
+    `absorbed`: queries go into the latent space, which all heads share; `expanded`: keys and values are made a head.
+    """
+
+    ABSORBED = "absorbed"
+    EXPANDED = "expanded"
+
+
 class RoutingKind(StrEnum):
     """Which experts the tokens choose.
 
@@ -84,10 +95,13 @@ class Cache(StrEnum):
     COLD = "cold"
 
 
-BUILTIN_BACKENDS = ("reference", "torch_grouped_mm", "triton")
+BUILTIN_BACKENDS = ("reference", "torch_grouped_mm", "triton", "triton_fp4")
 PEER_BACKENDS = ("deep_gemm",)
 BACKENDS = (*BUILTIN_BACKENDS, *PEER_BACKENDS)
 """Backends known by name: our own, and those of others that `workbench.peers` brings in where they are installed."""
+
+ATTENTION_BACKENDS = ("reference", "sdpa", "triton")
+"""Attention backends of our own; others come in by `moe_kernels.attention.register_attention_backend`."""
 
 
 def resolve(kind: type[E], value: object, field: str) -> E:

@@ -12,6 +12,9 @@ from pydantic import Field, model_validator
 
 from workbench.errors import InvalidInput
 from workbench.spec import Frozen, RunSpec
+from workbench.step_record import STEP_METRICS as STEP_METRICS
+from workbench.step_record import ProfileRow as ProfileRow
+from workbench.step_record import StepCheck as StepCheck
 
 RECORD_VERSION = 1
 Scalar = str | int | float | bool | None
@@ -99,6 +102,7 @@ class Correctness(Frozen):
         ratio: the larger of error over budget; above 1 is wrong. None where a value was not finite.
         routing_flips: tokens whose set of experts differs from the float64 router's; None where routing is given.
         rows_checked, rows: rows compared with the oracle, of all rows (all rows are checked for unwritten values).
+        step: of a whole step alone; there `total` and `kernel` are about its logits.
         passed: the verdict. `reason`: why not, in one sentence.
     """
 
@@ -112,6 +116,7 @@ class Correctness(Frozen):
     routing_flips: int | None = None
     rows_checked: int
     rows: int
+    step: StepCheck | None = None
     passed: bool
     reason: str = ""
 
@@ -126,12 +131,16 @@ class Startup(Frozen):
 
 
 class Memory(Frozen):
-    """Device bytes: at rest with weights loaded, at peak while running, held by graphs. On a CPU: resident bytes."""
+    """Device bytes: at rest with weights loaded, at peak while running, held by graphs, by weights, by the KV cache.
+
+    On a CPU: resident bytes.
+    """
 
     at_rest_bytes: int | None = None
     peak_bytes: int | None = None
     graph_bytes: int | None = None
     weight_bytes: int | None = None
+    kv_cache_bytes: int | None = None
 
 
 class Work(Frozen):
@@ -187,8 +196,10 @@ class Record(Frozen):
     """The result of one `RunSpec`.
 
     `resolved` holds what was in force where that can differ from what was asked (device, backend, kernel config and its
-    source, captured size, data kind). `notes` are sentences to show beside the result. `extra` keeps fields of imported
-    files that have no place here. Every string may come from a file and must be escaped before it becomes HTML.
+    source, captured size, data kind). `metrics` of a layer hold `latency`; those of a step the names of `STEP_METRICS`.
+    `profile` says where a step's time goes, where that was asked for. `notes` are sentences to show beside the result.
+    `extra` keeps fields of imported files that have no place here. Every string may come from a file and must be
+    escaped before it becomes HTML.
     """
 
     version: Literal[1] = 1
@@ -202,6 +213,7 @@ class Record(Frozen):
     memory: Memory = Memory()
     work: Work | None = None
     correctness: Correctness | None = None
+    profile: tuple[ProfileRow, ...] = ()
     environment: Environment
     command: str = ""
     created: str = ""
@@ -227,8 +239,21 @@ class Record(Frozen):
 
     @property
     def latency_us(self) -> float | None:
-        """Median latency in microseconds; None where nothing was measured."""
-        metric = self.metrics.get("latency")
+        """Median latency in microseconds: of a layer, or of one decode step (of the prefill where none is run).
+
+        None where nothing was measured.
+        """
+        metric = self.latency
+        return metric.median if metric else None
+
+    @property
+    def latency(self) -> Metric | None:
+        """The series that `latency_us` is the median of."""
+        return next((self.metrics[name] for name in ("latency", "decode", "prefill") if name in self.metrics), None)
+
+    def median(self, name: str) -> float | None:
+        """Median of the metric `name`; None where it was not measured."""
+        metric = self.metrics.get(name)
         return metric.median if metric else None
 
 

@@ -27,12 +27,14 @@ from workbench.modes import (
     Quant,
     Reduction,
     RoutingKind,
+    Subject,
 )
 from workbench.peers.rules import peer_reasons
 from workbench.spec import Modes, RunSpec
 
 _GIB = 2**30
 _PLAIN = Modes()
+TRITON_BACKENDS = ("triton", "triton_fp4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +49,29 @@ def find_reasons(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
     """Why `spec` cannot run on `device`; an empty list means that it runs.
 
     Raises:
-        InvalidInput: the spec describes no layer: an unknown model, `top_k` above the experts, a `tp_size` that does
-            not divide.
+        InvalidInput: the spec describes nothing that can be built: an unknown model, `top_k` above the experts, a
+            `tp_size` that does not divide.
     """
+    if spec.subject is Subject.STEP:
+        from workbench.step_support import step_reasons
+
+        return step_reasons(spec, device)
     shape = model_shape(spec)
-    reasons = [*_meaningless(spec.modes), *_modes(spec, device), *_compiler(spec, device)]
-    reasons += _backend(spec, shape, device)
+    reasons = [*meaningless(spec.modes), *_modes(spec, device), *compiler_reasons(spec, device)]
+    reasons += backend_reasons(spec, shape, device)
     if spec.modes.routing is RoutingKind.MODEL and (why := router_reason(shape)):
-        reasons.append(Reason("routing", _ended(f"The model's router cannot be run: {why}")))
+        reasons.append(Reason("routing", ended(f"The model's router cannot be run: {why}")))
     if lacking := memory_sentence(spec, shape, device):
         reasons.append(Reason("num_tokens" if lacking[1] else "model", lacking[0]))
     return reasons
 
 
-def _ended(text: str) -> str:
+def ended(text: str) -> str:
+    """A sentence with its full stop."""
     return text if text.endswith(".") else text + "."
 
 
-def _meaningless(modes: Modes) -> list[Reason]:
+def meaningless(modes: Modes) -> list[Reason]:
     """Fields that say something which has no meaning beside the others: refused, so that none is passed over."""
     reasons = []
     quant = modes.quant
@@ -119,9 +126,11 @@ def _modes(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
     return reasons
 
 
-def _compiler(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
+def compiler_reasons(spec: RunSpec, device: DeviceInfo, *, kernels: str = "") -> list[Reason]:
+    """What torch.compile and triton need here; `kernels` names a field, beside moe_backend, that asks for triton's."""
     modes, reasons = spec.modes, []
     compiled = modes.compile is not Compile.NONE
+    field = "compile" if compiled else kernels or ("moe_backend" if modes.moe_backend in TRITON_BACKENDS else "")
     if compiled and device.type == "cpu":
         if not cpp_compiler():
             reasons.append(
@@ -131,9 +140,8 @@ def _compiler(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
             reasons.append(
                 Reason("compile", "torch.compile on a CPU needs Python's headers, and Python.h is not here.")
             )
-    if device.type != "cuda" or not (compiled or modes.moe_backend == "triton"):
+    if device.type != "cuda" or not field:
         return reasons
-    field = "compile" if compiled else "moe_backend"
     if not TRITON_INSTALLED:
         reasons.append(Reason(field, "triton is not installed, and GPU kernels are compiled by it."))
     elif not TRITON_INTERPRETED and not c_compiler():
@@ -162,7 +170,8 @@ def python_headers() -> bool:
     return Path(sysconfig.get_paths()["include"], "Python.h").is_file()
 
 
-def _backend(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> list[Reason]:
+def backend_reasons(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> list[Reason]:
+    """Why `moe_backend` cannot run experts of this shape."""
     name = spec.modes.moe_backend
     compiled, graph = spec.modes.compile is not Compile.NONE, spec.modes.graph is Graph.FULL
     if name in BUILTIN_BACKENDS:
@@ -177,6 +186,7 @@ def _backend(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> list[Reaso
             graph,
             device.capability,
             dtype=compute_dtype(spec.modes.quant).value,
+            device_name=device.name,
         )
     elif name in PEER_BACKENDS:
         sentences = peer_reasons(
@@ -209,7 +219,7 @@ def _backend(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> list[Reaso
     else:
         allowed = choices([*BACKENDS, "your own as package.module:function"])
         sentences = [f"moe_backend: must be {allowed}, not {name!r}."]
-    return [Reason("moe_backend", _ended(text)) for text in sentences]
+    return [Reason("moe_backend", ended(text)) for text in sentences]
 
 
 def _own_backend(name: str) -> list[str]:
@@ -251,10 +261,10 @@ def weight_bytes(spec: RunSpec, shape: ModelShape) -> int:
 
 def workspace_bytes(spec: RunSpec, shape: ModelShape) -> int:
     """Bytes of inputs, output and what passes between the two products: gate and up, the intermediate, routed rows."""
-    rows = spec.point.num_tokens * shape.top_k
+    rows = spec.num_tokens * shape.top_k
     size = activation_bytes(spec.modes.quant)
     routed = rows * (3 * shape.intermediate_size + shape.hidden_size) * size
-    return routed + spec.point.num_tokens * shape.hidden_size * (2 * size + 4)
+    return routed + spec.num_tokens * shape.hidden_size * (2 * size + 4)
 
 
 def memory_sentence(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> tuple[str, bool] | None:

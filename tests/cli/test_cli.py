@@ -29,9 +29,11 @@ from workbench.sweeps.spec import SweepSpec
 
 RUNNER = CliRunner()
 SMALL = ["sweep", "--device", "cpu", "--axis", "num_tokens=1,16", "--axis", "quant=fp32,bf16"]
+SPEC_COMMANDS = ("modes", "run", "profile", "sweep")
 COMMANDS = {
     "modes": set(),
     "run": set(),
+    "profile": {"--out"},
     "sweep": {"--preset", "--file", "--axis", "--dry-run", "--out", "--name", "--resume"},
     "show": {"--baseline"},
     "export": {"--format", "--out", "--baseline", "--samples", "--no-samples"},
@@ -70,7 +72,7 @@ def test_commands_and_options_are_pinned() -> None:
         for name, command in group.commands.items()  # type: ignore[attr-defined]
     }
     fields = {flag(name) for name in FIELDS} | {"--no-dynamic", "--no-zero-points"}
-    expected = {name: own | (fields if name in ("modes", "run", "sweep") else set()) for name, own in COMMANDS.items()}
+    expected = {name: own | (fields if name in SPEC_COMMANDS else set()) for name, own in COMMANDS.items()}
     assert {name: options - {"--help", "-h"} for name, options in found.items()} == expected
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         for option in command.params:
@@ -88,6 +90,7 @@ def test_public_names_are_pinned() -> None:
         "Results",
         "RunSpec",
         "Status",
+        "StepPoint",
         "SweepSpec",
     ]
     assert workbench.__all__ == [*classes, "__version__", "load", "recordings", "run", "supports", "sweep"]
@@ -146,7 +149,7 @@ def commands_wrapped(function: Any) -> Any:
         ),
         (["sweep", "--top-k", "9", "--device", "cpu"], "top_k: "),
         (["sweep", "--model", "gpt-17", "--device", "cpu"], "model: must be smollm2-135m, mixtral-8x7b, "),
-        (["sweep", "--preset", "all"], "preset: must be main, quick, shapes or fused-moe-splitk, not 'all'"),
+        (["sweep", "--preset", "all"], "preset: must be main, quick, shapes, fused-moe-splitk or steps, not 'all'"),
         (["sweep", "--axis", "num_tokens=16,1"], "num_tokens: must be in ascending order, not 16, 1"),
         (
             ["sweep", "--axis", "num_tokens=1", "--num-tokens", "2"],
@@ -317,7 +320,10 @@ def test_show_and_export(engines: Engines) -> None:
         assert made.stdout.startswith(f"x.{kind}  ")
     assert load("x.parquet").records == load("x.jsonl").records == load("results/r").records
     wrong = RUNNER.invoke(app, ["export", "results/r", "--format", "doc", "--out", "x"])
-    assert (wrong.exit_code, wrong.stderr) == (2, "format: must be jsonl, parquet, csv, md or html, not 'doc'\n")
+    assert (wrong.exit_code, wrong.stderr) == (
+        2,
+        "format: must be jsonl, parquet, csv, md, html or one_batch, not 'doc'\n",
+    )
     nothing = RUNNER.invoke(app, ["show", "results/r", "--baseline", "quant=fp16"])
     assert (nothing.exit_code, nothing.stderr) == (2, "baseline: nothing with quant=fp16 was measured\n")
 
@@ -331,7 +337,7 @@ def test_modes_lists_every_value_with_the_reason(engines: Engines) -> None:
     assert ["compile", "reduce-overhead", "available"] in lines
     assert ["split_k", "none*", "available"] in lines
     assert ["zero_points", "false*", "available"] in lines
-    assert sum(line[0] in commands.TOGGLES for line in lines if line) == 41
+    assert sum(line[0] in commands.TOGGLES for line in lines if line) == 44
 
 
 def test_env_says_what_is_here_and_what_is_missing(engines: Engines) -> None:

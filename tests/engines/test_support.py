@@ -68,7 +68,7 @@ def test_what_runs(device: DeviceInfo, values: dict[str, Any]) -> None:
             H200,
             {"moe_backend": "nonesuch"},
             "moe_backend",
-            "moe_backend: must be reference, torch_grouped_mm, triton, deep_gemm or your",
+            "moe_backend: must be reference, torch_grouped_mm, triton, triton_fp4, deep_gemm or your",
         ),
         (H200, {"moe_backend": "no_such_module:f"}, "moe_backend", "cannot be found"),
         (H200, {"moe_backend": "json:not a name"}, "moe_backend", "package.module:function"),

@@ -13,7 +13,7 @@ from workbench.plots import baselines, speedup_figure, speedup_matrix, speedup_t
 
 def test_ratios_are_baseline_over_latency_at_the_same_tokens(frame: pd.DataFrame) -> None:
     matrix = speedup_matrix(frame, "reference · bf16")
-    assert matrix.tokens == [1, 16, 128]
+    assert matrix.sizes == [1, 16, 128]
     assert matrix.rows == ["reference · fp32", "reference · bf16", "grouped_mm · fp32", "grouped_mm · bf16"]
     grouped = matrix.rows.index("grouped_mm · bf16")
     assert matrix.ratio[grouped] == pytest.approx([102 / 101, 132 / 116, 356 / 228])

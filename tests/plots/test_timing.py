@@ -61,7 +61,7 @@ def test_the_frame_is_changed_to_the_other_time_and_back(both: pd.DataFrame) -> 
     pd.testing.assert_frame_equal(timed(wall, "device"), both)
     assert timed(both, "device") is both
     assert len(timed(pd.DataFrame(), "wall").columns) == 0
-    with pytest.raises(InvalidInput, match="timing: must be device or wall, not 'host'"):
+    with pytest.raises(InvalidInput, match="timing: must be device, wall, decode, prefill or total, not 'host'"):
         timed(both, "host")  # type: ignore[arg-type]
 
 

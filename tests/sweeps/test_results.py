@@ -201,7 +201,7 @@ def test_a_broken_last_line_is_left_out_and_said(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"out: .*none/r.csv cannot be written \(No such file or directory\)"):
         some().to_csv(tmp_path / "none" / "r.csv")
-    with pytest.raises(InvalidInput, match="format: must be jsonl, parquet, csv, md or html, not 'doc'"):
+    with pytest.raises(InvalidInput, match="format: must be jsonl, parquet, csv, md, html or one_batch, not 'doc'"):
         some().write(tmp_path / "r.doc", "doc")
     assert not list(tmp_path.iterdir())
 

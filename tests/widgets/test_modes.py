@@ -173,9 +173,9 @@ def test_a_path_and_another_token_count_get_a_toggle(modes: ModePanel) -> None:
     modes._path.value = "org/some-model"
     assert modes.selection()["model"] == ("org/some-model",)
     assert modes._path.value == ""
-    modes._more_tokens.value = "33"
+    modes._more["num_tokens"].value = "33"
     assert modes.selection()["num_tokens"] == (16, 33)
-    modes._more_tokens.value = "-3"
+    modes._more["num_tokens"].value = "-3"
     assert "num_tokens: must be a whole number of at least 1" in modes.problem
 
 

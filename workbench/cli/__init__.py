@@ -52,7 +52,7 @@ def _say(text: str, code: int) -> int:
 app = typer.Typer(
     name="workbench",
     cls=Commands,
-    help="Choose how a Mixture-of-Experts layer is run: time it, check it, compare it.",
+    help="Choose how a Mixture-of-Experts layer or a whole model is run: time it, check it, compare it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -61,6 +61,7 @@ app = typer.Typer(
 )
 app.command("modes")(spec_options(commands.modes))
 app.command("run")(spec_options(commands.run_point))
+app.command("profile")(spec_options(commands.profile))
 app.command("sweep")(spec_options(commands.run_sweep))
 app.command("show")(commands.show)
 app.command("export")(commands.export)

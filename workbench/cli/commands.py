@@ -10,13 +10,28 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from workbench.cli.environment import kept_read_rate
 from workbench.cli.options import word
 from workbench.cli.screen import Progressing, print_results, print_table, say
-from workbench.devices import find_device
+from workbench.cli.step import profile_tables, step_rows
+from workbench.devices import DeviceInfo, find_device
 from workbench.errors import InvalidInput
-from workbench.modes import BACKENDS, GROUP_SIZES, ActivationScale, Compile, Graph, Quant, Reduction, RoutingKind
+from workbench.modes import (
+    ATTENTION_BACKENDS,
+    BACKENDS,
+    GROUP_SIZES,
+    ActivationScale,
+    Compile,
+    Graph,
+    Mla,
+    Quant,
+    Reduction,
+    RoutingKind,
+    Subject,
+)
 from workbench.record import Status
 from workbench.report.compare import parse_baseline
+from workbench.report.one_batch import one_batch_lines
 from workbench.report.table import FROM_IDLE
 from workbench.spec import RunSpec
 from workbench.support import find_reasons
@@ -31,6 +46,7 @@ Texts = Optional[list[str]]  # noqa: UP045 - typer reads these at run time
 Text = Optional[str]  # noqa: UP045
 File = Optional[Path]  # noqa: UP045
 TOGGLES: dict[str, tuple[Any, ...]] = {
+    "subject": tuple(Subject),
     "compile": tuple(Compile),
     "graph": tuple(Graph),
     "quant": tuple(Quant),
@@ -41,6 +57,9 @@ TOGGLES: dict[str, tuple[Any, ...]] = {
     "split_k": (None, 1, 2, 4, 8),
     "reduction": tuple(Reduction),
     "routing": tuple(RoutingKind),
+    "attention_backend": ATTENTION_BACKENDS,
+    "mla_prefill": tuple(Mla),
+    "mla_decode": tuple(Mla),
 }
 
 
@@ -49,23 +68,41 @@ def modes(given: dict[str, Any]) -> None:
     base = RunSpec.from_flat(given)
     device = find_device(base.device)
     rows = []
+    flat = base.flat()
+    find_reasons(base, device)  # a base run that cannot be built is refused, rather than every value
     for axis, values in TOGGLES.items():
-        own = base.flat()[axis]
+        if axis not in flat:
+            continue
+        own = flat[axis]
         for value in (*values, *(() if own in values else (own,))):
-            reasons = find_reasons(base.replace(**{axis: value}), device)
+            why = _why_not(base, axis, value, device)
             mark = "*" if own == value else ""
-            state = "unavailable" if reasons else "available"
-            rows.append((axis, word(value) + mark, state, " ".join(reason.sentence for reason in reasons)))
+            rows.append((axis, word(value) + mark, "unavailable" if why else "available", why))
     print_table(("axis", "value", "here", "why not"), rows)
     say(f"On {device.name}; * is the base run's own value: {base.command}")
 
 
+def _why_not(base: RunSpec, axis: str, value: Any, device: DeviceInfo) -> str:
+    """Why the base run cannot have this value; empty where it can."""
+    try:
+        reasons = find_reasons(base.replace(**{axis: value}), device)
+    except InvalidInput as error:  # as another subject, the model cannot be built
+        return f"{error}."
+    return " ".join(dict.fromkeys(reason.sentence for reason in reasons))
+
+
 def run_point(given: dict[str, Any]) -> None:
-    """Run one point, check it and time it. Exit status 0 only where the result is right and measured."""
+    """Run one point, check it and time it. Exit status 0 only where the result is right and measured.
+
+    Of a step, the lines of SGLang's bench_one_batch come first, then its correctness and where its time goes.
+    """
     import workbench
 
     spec = RunSpec.from_flat(given)
     record = workbench.run(spec, progress=lambda state, text: say(f"{state}: {text}", error=True))
+    if spec.subject is Subject.STEP and record.status.measured:
+        for line in one_batch_lines(record):
+            say(line)
     rows = [("status", f"{record.status}" + (f": {record.reason}" if record.reason else ""))]
     for name, title in (("latency", "latency"), ("wall", FROM_IDLE)):
         metric = record.metrics.get(name)
@@ -79,6 +116,7 @@ def run_point(given: dict[str, Any]) -> None:
         ratio = "not finite" if check.ratio is None else f"{check.ratio:.2g} of its budget"
         total = "not finite" if check.total.relative_l2 is None else f"{check.total.relative_l2:.1e}"
         rows.append(("error", f"{ratio}; {total} against the unquantised model"))
+    rows += step_rows(record)
     for name, seconds in record.startup.model_dump().items():
         if isinstance(seconds, float):
             rows.append((name.removesuffix("_s"), f"{seconds:.2f} s"))
@@ -88,8 +126,29 @@ def run_point(given: dict[str, Any]) -> None:
     rows += [("resolved", f"{name} = {value}") for name, value in record.resolved.items()]
     rows += [("note", note) for note in record.notes]
     print_table(("", ""), [*rows, ("again", spec.command)])
+    profile_tables(record.profile, record.environment.roofs.get("read"))
     if record.status is not Status.OK:
         raise typer.Exit(1)
+
+
+def profile(
+    given: dict[str, Any],
+    out: Annotated[Path, typer.Option("--out", help="Trace to write; it opens in Perfetto (ui.perfetto.dev).")] = Path(
+        "trace.json"
+    ),
+) -> None:
+    """Say where the time of a step goes, by part of the model and kind of kernel, and write the whole trace."""
+    spec = RunSpec.from_flat({"subject": Subject.STEP, **given})
+    if spec.subject is not Subject.STEP:
+        raise InvalidInput(f"subject: must be step for a profile, not {spec.subject}")
+    device = find_device(spec.device)
+    if reasons := find_reasons(spec, device):
+        raise InvalidInput(f"{reasons[0].field}: {reasons[0].sentence.rstrip('.')}")
+    from workbench.engines import run_profile
+
+    say(f"starting: loading {spec.model} as {spec.modes.quant}", error=True)
+    profile_tables(run_profile(spec, out), kept_read_rate(device))
+    say(f"{out}  {out.stat().st_size:,} bytes; open it in Perfetto, https://ui.perfetto.dev")
 
 
 def run_sweep(

@@ -24,6 +24,8 @@ NEEDED_FOR = {
     "jupyterlab": "the notebook; pip install 'moe-workbench[lab]'",
     "gguf": "reading GGUF checkpoints; pip install 'moe-workbench[gguf]'",
 }
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""What reading a broken file of roofs may raise."""
 
 
 def rows() -> list[tuple[str, str]]:
@@ -49,20 +51,39 @@ def rows() -> list[tuple[str, str]]:
 
 def cached_roofs(device: DeviceInfo) -> str:
     """This device's measured roofs, as kept by an earlier run; torch is not imported for it."""
-    own = os.environ.get("MOE_WORKBENCH_CACHE")
-    folder = Path(own).expanduser() if own else user_cache_path("moe-workbench", appauthor=False)
-    path = folder / f"roofs-{device.torch_device.replace(':', '-')}.json"
+    path = _roof_file(device)
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if device.name not in kept["identity"]:
+        rates = _kept_rates(device, path)
+        if rates is None:
             return f"none of this device in {path}; the next run measures them"
-        rates = {str(name): float(rate) for name, rate in kept["roofs"].items()}
     except FileNotFoundError:
         return "not measured yet; the first run measures them"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         return f"{path} cannot be read ({type(error).__name__}); the next run measures them"
     units = {"read": "GB/s", "copy": "GB/s"}
     return ", ".join(f"{name} {rate / 1e9:,.1f} {units.get(name, 'GFLOP/s')}" for name, rate in rates.items())
+
+
+def kept_read_rate(device: DeviceInfo) -> float | None:
+    """Bytes a second that an earlier run measured this device to read; None where it is not known."""
+    try:
+        return (_kept_rates(device, _roof_file(device)) or {}).get("read")
+    except UNREADABLE:
+        return None
+
+
+def _roof_file(device: DeviceInfo) -> Path:
+    own = os.environ.get("MOE_WORKBENCH_CACHE")
+    folder = Path(own).expanduser() if own else user_cache_path("moe-workbench", appauthor=False)
+    return folder / f"roofs-{device.torch_device.replace(':', '-')}.json"
+
+
+def _kept_rates(device: DeviceInfo, path: Path) -> dict[str, float] | None:
+    """Rates by name; None where the file is another device's."""
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    if device.name not in kept["identity"]:
+        return None
+    return {str(name): float(rate) for name, rate in kept["roofs"].items()}
 
 
 def missing() -> list[str]:

@@ -11,6 +11,7 @@ import typer
 
 from workbench.errors import choices
 from workbench.modes import (
+    ATTENTION_BACKENDS,
     BACKENDS,
     GROUP_SIZES,
     L2,
@@ -18,18 +19,20 @@ from workbench.modes import (
     Cache,
     Compile,
     Graph,
+    Mla,
     Quant,
     Reduction,
     RoutingKind,
     Subject,
 )
-from workbench.spec import BOOLEAN, FIELDS, RunSpec, parse_value
+from workbench.spec import BOOLEAN, DEFAULTS, FIELDS, parse_value, subject_of
 
 HELP = {
     "subject": f"What is timed: {choices(Subject)}.",
     "model": "A preset, a config.json, a checkpoint (GGUF file or safetensors folder) or a cached Hugging Face id.",
     "experts": "Experts that a dense model's MLP is cut into.",
     "top_k": "Experts per token; the model's own where left out.",
+    "num_layers": "Layers of a step that are kept (MoE layers where the model starts dense); all where left out.",
     "tp_size": "Tensor-parallel size; the shape of one rank is run.",
     "device": "auto (the first GPU, else the CPU), cpu, cuda or cuda:N.",
     "l2": f"Last-level cache before each sample: {choices(L2)}.",
@@ -47,11 +50,18 @@ HELP = {
     "activation_scale": f"Scale of activations; static for fp8_tensor: {choices(ActivationScale)}.",
     "split_k": "Parts that triton splits each K loop into; none is as tuned.",
     "reduction": f"How those parts are added up: {choices(Reduction)}.",
+    "attention_backend": f"Who computes the attention of a step: {choices(ATTENTION_BACKENDS)}, or a registered one.",
+    "mla_prefill": f"Latent attention in the prefill of a step: {choices(Mla)}.",
+    "mla_decode": f"Latent attention in decode steps: {choices(Mla)}.",
     "routing": f"Which experts tokens choose: {choices(RoutingKind)}.",
     "zipf_exponent": "Skew of zipf routing.",
-    "num_tokens": "Number of tokens of one call.",
+    "num_tokens": "Number of tokens of one call of a layer.",
+    "batch_size": "Sequences that a step runs together.",
+    "input_len": "Tokens of each prompt of a step.",
+    "output_len": "Tokens that each sequence of a step gets; the prefill gives the first.",
+    "page_size": "Tokens of one page of a step's KV cache.",
+    "perplexity_tokens": "Tokens of real text whose perplexity is measured beside a step; none where left out.",
 }
-_DEFAULTS = RunSpec().flat()
 GIVEN = "given"
 
 
@@ -65,9 +75,19 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def default_words(name: str) -> str:
+    """A field's default as help says it: ` [default: balanced; of a step model]`; empty where it is left open."""
+    own = subject_of(name)
+    plain = DEFAULTS[own][name]
+    if plain is None:
+        return ""
+    other = DEFAULTS[Subject.STEP].get(name, plain)
+    more = "" if name == "subject" or other == plain else f"; of a step {word(other)}"
+    return f" [default: {word(plain)}{more}]"
+
+
 def _parameter(name: str) -> inspect.Parameter:
-    default = _DEFAULTS[name]
-    words = HELP[name] + ("" if default is None else f" [default: {word(default)}]")
+    words = HELP[name] + default_words(name)
     if BOOLEAN[name]:
         option = typer.Option(None, f"{flag(name)}/--no-{flag(name)[2:]}", help=words, show_default=False)
         kind: Any = Optional[bool]  # noqa: UP045 - typer reads this at run time

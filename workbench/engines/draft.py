@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.engines.environment import with_clocks
 from workbench.engines.session import PointSession
-from workbench.record import Correctness, Memory, Metric, Record, Scalar, Startup, Status, Work, now
+from workbench.record import Correctness, Memory, Metric, ProfileRow, Record, Scalar, Startup, Status, Work, now
 from workbench.spec import RunSpec
 
 
@@ -25,6 +25,7 @@ class Draft:
     memory: dict[str, int | None] = field(default_factory=dict)
     work: Work | None = None
     correctness: Correctness | None = None
+    profile: tuple[ProfileRow, ...] = ()
 
     def record(self, spec: RunSpec, session: PointSession) -> Record:
         """The record."""
@@ -39,6 +40,7 @@ class Draft:
             memory=Memory(**self.memory),
             work=self.work,
             correctness=self.correctness,
+            profile=self.profile,
             environment=with_clocks(session.environment),
             command=spec.command,
             created=now(),

@@ -9,7 +9,9 @@ from typing import Self
 
 from workbench.devices import DeviceInfo, find_device
 from workbench.engines.environment import device_environment
+from workbench.engines.fake_step import made_up_step
 from workbench.errors import DeviceBusy
+from workbench.modes import Subject
 from workbench.record import Correctness, Difference, Environment, Memory, Metric, Record, Startup, Status, now
 from workbench.spec import RunSpec
 from workbench.support import find_reasons
@@ -34,12 +36,13 @@ class FakeEngine:
         """Set what it answers.
 
         Args:
-            latency: median microseconds of a spec; default 10 and a tenth for every token.
+            latency: median microseconds of a spec (of a step: of one decode step); default 10 and a tenth for every
+                token or sequence.
             delay_s: seconds that a point takes.
             fail: the status of a spec that is to fail; None for one that is to be measured.
         """
         self.device: DeviceInfo = find_device("cpu")
-        self._latency = latency or (lambda spec: 10.0 + spec.point.num_tokens / 10)
+        self._latency = latency or (lambda spec: 10.0 + spec.size / 10)
         self._delay_s = delay_s
         self._fail = fail or (lambda spec: None)
         self._environment = device_environment(self.device).model_copy(update={"device_name": NAME})
@@ -74,7 +77,7 @@ class FakeEngine:
                 return self._failed(spec, Status.UNSUPPORTED, sentence, report)
             for phase in PHASES:
                 until = time.monotonic() + self._delay_s / len(PHASES)
-                report(phase, f"{phase} {spec.point.num_tokens} tokens")
+                report(phase, f"{phase} {spec.size_label}")
                 while True:
                     if asked.is_set() or (stop is not None and stop.is_set()):
                         return self._failed(spec, Status.CANCELLED, "stopped by the user", report)
@@ -106,6 +109,8 @@ class FakeEngine:
         self.close()
 
     def _measured(self, spec: RunSpec) -> Record:
+        if spec.subject is Subject.STEP:
+            return self._step(spec)
         median, last = self._latency(spec), max(1, spec.samples - 1)
         # A spread of 2 %, symmetric, so that the median is the latency asked for.
         samples = [median * (1 + 0.02 * (index / last - 0.5)) for index in range(spec.samples)]
@@ -120,6 +125,24 @@ class FakeEngine:
             correctness=Correctness(
                 total=none, kernel=none, kernel_budget=1.0, ratio=0.0, rows_checked=0, rows=0, passed=True
             ),
+            environment=self._environment,
+            command=spec.command,
+            created=now(),
+            source="fake",
+            notes=(NOTE,),
+        )
+
+    def _step(self, spec: RunSpec) -> Record:
+        made = made_up_step(spec, self._latency(spec))
+        return Record(
+            spec=spec,
+            status=Status.OK,
+            resolved={"device": "cpu", "attention_backend": spec.modes.attention_backend},
+            metrics=made.metrics,
+            startup=Startup(load_s=0.0),
+            memory=made.memory,
+            correctness=made.correctness,
+            profile=made.profile,
             environment=self._environment,
             command=spec.command,
             created=now(),

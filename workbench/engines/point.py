@@ -17,17 +17,19 @@ from moe_kernels import ExpertWeights, Routing, resolve_config, resolve_impl
 from workbench.check.difference import difference
 from workbench.check.layer import Variant, check_layer, distinct_outputs
 from workbench.check.truth import Problem, Truth
-from workbench.devices import Datasheet, DeviceInfo, datasheet
+from workbench.devices import DeviceInfo
 from workbench.engines.backends import prepare_backend
 from workbench.engines.draft import Draft
 from workbench.engines.faults import Fault, Unsupported, describe
+from workbench.engines.rates import peak_rates
 from workbench.engines.resolved import arithmetic, layer_work, routing_flips, split_in_force
 from workbench.engines.session import PointSession, peak_bytes, release_memory, reset_peak, used_bytes
+from workbench.engines.step_point import StepRun
 from workbench.measure.floor import implausible_reason, weigh
 from workbench.measure.timer import Timer, nothing
 from workbench.models.layer import LayerSource
 from workbench.models.source import CALIBRATION_ROWS
-from workbench.modes import ActivationScale, Cache, Compile, Graph, Reduction, RoutingKind
+from workbench.modes import ActivationScale, Cache, Compile, Graph, Reduction, RoutingKind, Subject
 from workbench.record import Metric, Record, Status
 from workbench.runtime.compile import CompileCount, cold_caches, compile_count, strict_recompiles
 from workbench.runtime.graph import CAPTURE_MODE, CudaRecorder, FullGraph
@@ -69,7 +71,10 @@ def run_point(
                 session.drop_compiled()
                 stack.callback(session.drop_compiled)
                 stack.enter_context(cold_caches())
-            _Run(spec, device, session, progress, check, draft, stack).work()
+            if spec.subject is Subject.STEP:
+                StepRun(spec, device, session, progress, check, draft).work()
+            else:
+                _Run(spec, device, session, progress, check, draft, stack).work()
     except Exception as error:
         fault = describe(error, device.type)
     if fault is not None:
@@ -151,7 +156,7 @@ class _Run:
 
     def _problems(self, source: LayerSource, dtype: torch.dtype) -> tuple[tuple[Problem, Problem], list[Routing]]:
         """Two problems of the same size for the check, and the routings that samples go through in turn."""
-        spec, tokens = self.spec, self.spec.point.num_tokens
+        spec, tokens = self.spec, self.spec.num_tokens
         bytes_each = 8 * tokens * source.shape.top_k
         count = max(2, min(spec.samples, MAX_ROUTINGS, ROUTING_BYTES // bytes_each))
         routings = source.routings(spec.modes.routing, tokens, count, spec.modes.zipf_exponent)
@@ -169,7 +174,7 @@ class _Run:
             resolved["moe_backend"] = resolve_impl(problem.x, weights, problem.routing, spec.modes.moe_backend)
         except NotImplementedError as error:
             raise Unsupported(str(error)) from None
-        if resolved["moe_backend"] == "triton":
+        if resolved["moe_backend"] in ("triton", "triton_fp4"):
             config, source = resolve_config(
                 num_tokens=problem.x.shape[0],
                 num_experts=weights.num_experts,
@@ -180,8 +185,10 @@ class _Run:
                 quant=weights.quant.value,
                 group_size=weights.group_size,
                 device=problem.x.device,
+                impl=resolved["moe_backend"],
             )
             resolved |= {"kernel_config": json.dumps(config), "kernel_config_source": source}
+        if resolved["moe_backend"] == "triton":
             resolved["split_k"] = split_in_force(spec.modes.split_k, config)
             resolved["reduction"] = spec.modes.reduction.value
 
@@ -189,9 +196,7 @@ class _Run:
         """Compile and warm with the very shape; seconds and counts of what was compiled go to the draft."""
         spec, draft = self.spec, self.draft
         asked = spec.modes.compile is not Compile.NONE
-        self.progress(
-            "compiling" if asked else "warming", f"{spec.point.num_tokens} tokens, compile {spec.modes.compile}"
-        )
+        self.progress("compiling" if asked else "warming", f"{spec.num_tokens} tokens, compile {spec.modes.compile}")
         kept = self.session.has_compiled(spec)
         function = self.session.compiled(spec, base)
         if spec.modes.compile.owns_graphs:
@@ -204,7 +209,7 @@ class _Run:
         if made:
             draft.startup["compile_s"] = time.perf_counter() - start
             draft.startup["compile_cache"] = spec.cache.value
-        self.progress("warming", f"{spec.point.num_tokens} tokens")
+        self.progress("warming", f"{spec.num_tokens} tokens")
         calls = WARM_CALLS_OF_INDUCTORS_GRAPHS if spec.modes.compile.owns_graphs else WARM_CALLS
         for _ in range(calls - 1):
             self.check()
@@ -259,11 +264,11 @@ class _Run:
     ) -> None:
         spec, draft, modes = self.spec, self.draft, self.spec.modes
         self.check()
-        self.progress("checking", f"{spec.point.num_tokens} tokens against float64")
+        self.progress("checking", f"{spec.num_tokens} tokens against float64")
         session = self.session
         made = (session.source_key(spec), session.weights_key(spec))
-        key = (*made, modes.routing, modes.zipf_exponent, spec.point.num_tokens)
-        truth = self.session.truths.find(key, source, weights, problems[0], spec.seed)
+        key = (*made, modes.routing, modes.zipf_exponent, spec.num_tokens)
+        truth = self.session.truths.find(key, source, weights, problems[0], spec.seed, modes.moe_backend)
         variant = Variant(
             run=graph.replay if graph else lambda: inputs.call(function),
             eager=lambda: inputs.call(base),
@@ -312,7 +317,7 @@ class _Run:
         peak: int | None,
     ) -> None:
         spec, draft, session = self.spec, self.draft, self.session
-        self.progress("measuring", f"{spec.samples} samples of {spec.point.num_tokens} tokens")
+        self.progress("measuring", f"{spec.samples} samples of {spec.num_tokens} tokens")
         reset_peak(session.torch_device)
         timer = Timer(
             device=session.torch_device,
@@ -330,9 +335,18 @@ class _Run:
         each = [layer_work(source, spec, routing) for routing in routings]
         works = [each[index % len(each)] for index in range(spec.samples)]
         sheet = peak_rates(self.device)
-        impossible = implausible_reason(works, timed.samples_us, spec.modes.quant, sheet, spec.l2)
+        impossible = implausible_reason(
+            works, timed.samples_us, spec.modes.quant, sheet, spec.l2, backend=spec.modes.moe_backend
+        )
         roofs = session.environment.roofs
-        draft.work = weigh(works, timed.samples_us, spec.modes.quant, roofs, implausible=impossible is not None)
+        draft.work = weigh(
+            works,
+            timed.samples_us,
+            spec.modes.quant,
+            roofs,
+            implausible=impossible is not None,
+            backend=spec.modes.moe_backend,
+        )
         draft.resolved |= {
             "timer": timed.method,
             "l2": spec.l2.value,
@@ -352,11 +366,6 @@ class _Run:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.session.torch_device)
-
-
-def peak_rates(device: DeviceInfo) -> Datasheet | None:
-    """The vendor's peak rates; None where they are not known, as for every CPU."""
-    return datasheet(device.name) if device.type == "cuda" else None
 
 
 def _stepping(function: LayerFunction) -> LayerFunction:

@@ -29,6 +29,7 @@ def arithmetic(spec: RunSpec, device: DeviceInfo) -> dict[str, str]:
         device_type=device.type,
         capability=device.capability,
         emulated=modes.moe_backend == "reference",
+        backend=modes.moe_backend,
     )
     return {"arithmetic": words} if words else {}
 
@@ -59,7 +60,7 @@ def layer_work(source: LayerSource, spec: RunSpec, routing: Routing) -> SampleWo
     return sample_work(
         source.shape,
         spec.modes.quant,
-        spec.point.num_tokens,
+        spec.num_tokens,
         int(chosen.unique().numel()),
         int(chosen.numel()),
         group_size=spec.modes.group_size,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 from moe_kernels import ExpertWeights
 
 from workbench.check.truth import TruthCache
 from workbench.devices import DeviceInfo
+from workbench.engines.step_session import NetworkSlot
 from workbench.models.layer import LayerSource, load_layer_source
+from workbench.models.network.load import Loaded
 from workbench.modes import Compile
 from workbench.record import Environment
 from workbench.runtime.compile import compile_layer
@@ -30,6 +32,7 @@ class PointSession:
         self._source: tuple[Hashable, LayerSource] | None = None
         self._weights: tuple[Hashable, ExpertWeights] | None = None
         self._compiled: tuple[Hashable, LayerFunction] | None = None
+        self._network = NetworkSlot()
 
     def source_key(self, spec: RunSpec) -> Hashable:
         """What a layer's source depends on."""
@@ -42,6 +45,10 @@ class PointSession:
             self.drop()
             self._source = (key, load_layer_source(spec, self.device))
         return self._source[1]
+
+    def network(self, spec: RunSpec, progress: Callable[[str], None]) -> Loaded:
+        """The network that a step's `spec` names, with its backends in force; it takes the place of a layer."""
+        return self._network.find(spec, self.device, progress, self.drop)
 
     def weights_key(self, spec: RunSpec) -> Hashable:
         """What the weights of one source depend on."""
@@ -70,7 +77,7 @@ class PointSession:
 
     def _compiled_key(self, spec: RunSpec) -> Hashable:
         modes = spec.modes
-        tokens = None if modes.dynamic or modes.compile is Compile.NONE else spec.point.num_tokens
+        tokens = None if modes.dynamic or modes.compile is Compile.NONE else spec.num_tokens
         how = (modes.moe_backend, modes.split_k, modes.reduction, modes.compile, modes.dynamic)
         return (self.source_key(spec), self.weights_key(spec), how, tokens)
 
@@ -95,6 +102,7 @@ class PointSession:
         """Forget everything that holds device memory."""
         self._source = None
         self._weights = None
+        self._network.drop()
         self.drop_compiled()
         release_memory(self.torch_device)
 

@@ -3,15 +3,19 @@
 from workbench.plots.correctness import correctness_figure
 from workbench.plots.detail import VIEWS, View, detail_figure, update_detail
 from workbench.plots.latency import latency_figure, update_latency
+from workbench.plots.profile import PHASES, profile_layers, profile_parts, profile_svg, profile_table
 from workbench.plots.select import (
+    STEP_TIMINGS,
     TIMINGS,
     Series,
     Timing,
     choose,
     context,
     has_wall,
+    of_steps,
     points,
     split,
+    subjects,
     timed,
     timing_of,
     varying,
@@ -21,6 +25,8 @@ from workbench.plots.static import frozen_page, latency_svg
 from workbench.plots.table import results_table, speedup_table
 
 __all__ = [
+    "PHASES",
+    "STEP_TIMINGS",
     "TIMINGS",
     "VIEWS",
     "Matrix",
@@ -36,12 +42,18 @@ __all__ = [
     "has_wall",
     "latency_figure",
     "latency_svg",
+    "of_steps",
     "points",
+    "profile_layers",
+    "profile_parts",
+    "profile_svg",
+    "profile_table",
     "results_table",
     "speedup_figure",
     "speedup_matrix",
     "speedup_table",
     "split",
+    "subjects",
     "timed",
     "timing_of",
     "update_detail",

@@ -10,7 +10,7 @@ import pandas as pd
 from workbench.plots import style
 from workbench.plots.latency import dress, headline
 from workbench.plots.lines import Line, assign, collect, gap_axis, height, traces
-from workbench.plots.select import Series, points, split
+from workbench.plots.select import Series, at_size, points, size_title, split
 from workbench.plots.style import INK, SLOTS, figures, missing, number, safe, set_height, template, wrap
 
 FLOOR = 1e-3
@@ -25,9 +25,10 @@ def correctness_lines(series: Sequence[Series]) -> list[Line]:
 
 
 def correctness_figure(frame: pd.DataFrame, *, axes: Sequence[str] | None = None, title: str | None = None) -> Any:
-    """Draw error over budget, logarithmic, over `num_tokens`: below the line at 1 is right, above it wrong.
+    """Draw error over budget, logarithmic, over the size: below the line at 1 is right, above it wrong.
 
-    The hover text gives the error against the unquantised model (total), of the kernel, and of compile or graph (mode).
+    The hover text gives the error against the unquantised model (total), of the kernel, and of compile or graph (mode);
+    of a step how its logits and its layers compare.
     """
     import plotly.graph_objects as go
 
@@ -42,6 +43,7 @@ def correctness_figure(frame: pd.DataFrame, *, axes: Sequence[str] | None = None
     dress(figure.layout.xaxis, figure.layout.yaxis, figure.layout.yaxis2, frame, [], gaps=gaps)
     set_height(figure, height(lines))
     figure.layout.yaxis.range = ratio_range(lines)
+    figure.layout.xaxis.title.text = size_title(frame)
     figure.layout.title.text = headline(frame, title, total - len(series))
     return figure
 
@@ -74,11 +76,11 @@ def budget_line(axis: str = "") -> dict[str, Any]:
 
 
 def span_budget(trace: Any, frame: pd.DataFrame, *, show: bool = True) -> None:
-    """Draw the budget from the smallest token count to the largest, and a little beyond."""
+    """Draw the budget from the smallest size to the largest, and a little beyond."""
     if not len(frame):
         trace.visible = False
         return
-    trace.x = [float(frame["num_tokens"].min()) / 1.25, float(frame["num_tokens"].max()) * 1.25]
+    trace.x = [float(frame["size"].min()) / 1.25, float(frame["size"].max()) * 1.25]
     trace.y = [1.0, 1.0]
     trace.visible = show
 
@@ -95,7 +97,7 @@ def ratio_range(lines: Sequence[Line]) -> list[float]:
 def _hover(series: Series, row: dict[str, Any]) -> str:
     ratio = float(row["error_ratio"])
     parts = [
-        f"<b>{safe(series.label)}</b> at {int(row['num_tokens']):,} tokens",
+        f"<b>{safe(series.label)}</b> at {at_size(row)}",
         f"error / budget: <b>{figures(ratio, 3)}</b>" if ratio else "exact, bit for bit",
     ]
     names = {
@@ -107,6 +109,19 @@ def _hover(series: Series, row: dict[str, Any]) -> str:
         value = number(row.get(column))
         if value is not None:
             parts.append(f"{words}: {value:.2e} relative L2")
+    parts += step_words(row)
     if str(row.get("status")) == "incorrect" and not missing(row.get("reason")):
         parts.append(wrap(str(row["reason"])))
     return "<br>".join(parts)
+
+
+def step_words(row: dict[str, Any]) -> list[str]:
+    """How the logits and the layers of a step compare with their oracle, in sentences; none for a layer."""
+    top, kl, worst = (number(row.get(name)) for name in ("top1_agreement", "kl", "worst_layer_error"))
+    parts = [] if top is None else [f"same most likely token: {top:.1%} of positions"]
+    parts += [] if kl is None else [f"divergence from the oracle: {kl:.2e} nats"]
+    layer, bad = number(row.get("worst_layer")), number(row.get("first_bad_layer"))
+    if worst is not None and layer is not None:
+        parts.append(f"worst layer: {layer:.0f}, {worst:.2e} relative L2")
+    parts += [] if bad is None else [f"first layer above its budget: {bad:.0f}"]
+    return parts

@@ -16,7 +16,7 @@ from workbench.plots.correctness import (
 )
 from workbench.plots.latency import dress, headline
 from workbench.plots.lines import assign, height, traces
-from workbench.plots.select import points, split, timed
+from workbench.plots.select import points, size_title, split, timed
 from workbench.plots.speedup import assign_matrix, heatmaps, matrix_axes, matrix_height, matrix_title, speedup_matrix
 from workbench.plots.style import SLOTS, set_height, template
 
@@ -64,6 +64,7 @@ def update_detail(
             span_budget(figure.data[-1], frame)
             dress(layout.xaxis3, layout.yaxis3, layout.yaxis4, frame, [], gaps=gaps)
             layout.yaxis3.range = ratio_range(lines)
+            layout.xaxis3.title.text = size_title(frame)
             layout.title.text = headline(frame, None, total - len(series))
             set_height(figure, height(lines))
             for trace in figure.data[:2]:
@@ -75,5 +76,6 @@ def update_detail(
             if trace.visible:
                 trace.visible = False
         layout.yaxis4.visible = False
+        layout.xaxis.title.text = size_title(frame)
         layout.title.text = matrix_title(matrix, frame)
         set_height(figure, matrix_height(matrix))

@@ -1,7 +1,8 @@
-"""Lines over token counts on traces allocated once: shared by the latency and the correctness figure.
+"""Lines over sizes on traces allocated once: shared by the latency and the correctness figure.
 
-A live figure is never rebuilt: it has a fixed number of slots (a band and a line each) and one trace of marks for
-points that were not measured, and an update assigns data, names and visibility inside one batch.
+A size is a layer's number of tokens, or a step's batch. A live figure is never rebuilt: it has a fixed number of slots
+(a band and a line each) and one trace of marks for points that were not measured, and an update assigns data, names
+and visibility inside one batch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.plots.select import Series
+from workbench.plots.select import Series, at_size
 from workbench.plots.style import DASHES, MUTED, PALETTE, SLOTS, SYMBOLS, missing, safe, wrap
 
 HEIGHT = 380
@@ -21,12 +22,19 @@ STRIP = 0.11
 """Share of the height that the strip of points not measured takes when there are any."""
 
 
+NOT_RECORDED = {
+    "wall": "Its time from an idle device was not recorded apart from its latency.",
+    "decode": "No decode step follows its prefill.",
+}
+"""Why a measured point has no such time."""
+
+
 @dataclass(frozen=True)
 class Line:
     """What one slot shows: one value per row, None where there is none; `low` and `high` bound the noise band."""
 
     series: Series
-    tokens: list[int]
+    sizes: list[int]
     values: list[float | None]
     low: list[float | None]
     high: list[float | None]
@@ -146,14 +154,14 @@ def collect(
             if number is not None and floor is not None and 0 <= number < floor:
                 number = floor
             drawn = number if number is not None and 0 < number < float("inf") else None
-            line.tokens.append(int(row["num_tokens"]))
+            line.sizes.append(int(row["size"]))
             line.values.append(drawn)
             for bound, store in ((low, line.low), (high, line.high)):
                 edge = row.get(bound) if bound else None
                 store.append(drawn if missing(edge) or drawn is None else float(edge))  # type: ignore[arg-type]
             line.hover.append("" if drawn is None else hover(one, row))
             if drawn is None:
-                line.failed.append((int(row["num_tokens"]), failure(one, row)))
+                line.failed.append((int(row["size"]), failure(one, row)))
         lines.append(line)
     return lines
 
@@ -163,8 +171,8 @@ def failure(series: Series, row: dict[str, Any]) -> str:
     status = "" if missing(row.get("status")) else str(row["status"]).replace("_", " ")
     reason = "" if missing(row.get("reason")) else str(row["reason"])
     if missing(row.get("latency_us")) and not missing(row.get("device_us")):
-        status, reason = "not recorded", "Its time from an idle device was not recorded apart from its latency."
-    head = f"<b>{safe(series.label)}</b> at {int(row['num_tokens'])} tokens"
+        status, reason = "not recorded", NOT_RECORDED.get(str(row.get("shown_time")), "")
+    head = f"<b>{safe(series.label)}</b> at {at_size(row)}"
     return f"{head}<br>{safe(status) or 'not measured'}" + (f"<br>{wrap(reason)}" if reason else "")
 
 
@@ -173,12 +181,12 @@ def band(line: Line) -> tuple[list[float | None], list[float | None]]:
     xs: list[float | None] = []
     ys: list[float | None] = []
     piece: list[int] = []
-    for i in range(len(line.tokens) + 1):
-        if i < len(line.tokens) and line.values[i] is not None:
+    for i in range(len(line.sizes) + 1):
+        if i < len(line.sizes) and line.values[i] is not None:
             piece.append(i)
             continue
         if len(piece) > 1:
-            xs += [*(line.tokens[j] for j in piece), *(line.tokens[j] for j in reversed(piece)), None]
+            xs += [*(line.sizes[j] for j in piece), *(line.sizes[j] for j in reversed(piece)), None]
             ys += [*(line.high[j] for j in piece), *(line.low[j] for j in reversed(piece)), None]
         piece = []
     return xs[:-1], ys[:-1]
@@ -206,12 +214,12 @@ def assign(traces: Sequence[Any], lines: Sequence[Line], *, bands: bool = True, 
                     traces[slot * step].visible = False
             continue
         order, here = used[slot]
-        _set(main, x=here.tokens, y=here.values, text=here.hover, name=safe(here.series.label))
+        _set(main, x=here.sizes, y=here.values, text=here.hover, name=safe(here.series.label))
         _set(main, meta=here.series.key, legendrank=order + 1, visible=show)
         if bands:
             xs, ys = band(here)
             _set(traces[slot * step], x=xs, y=ys, visible=show and bool(xs))
-        marks += [(tokens, text, style(slot)["color"]) for tokens, text in here.failed]
+        marks += [(size, text, style(slot)["color"]) for size, text in here.failed]
     gaps = traces[SLOTS * step]
     _set(gaps, x=[m[0] for m in marks], y=_stack(marks), text=[m[1] for m in marks], visible=show and bool(marks))
     gaps.marker.line.color = [m[2] for m in marks]
@@ -226,15 +234,15 @@ def _set(trace: Any, **values: Any) -> None:
 
 
 def _stack(marks: Sequence[tuple[int, str, str]]) -> list[float]:
-    """Heights in the strip: marks at the same token count stand above each other."""
+    """Heights in the strip: marks at the same size stand above each other."""
     counts: dict[int, int] = {}
-    for tokens, _, _ in marks:
-        counts[tokens] = counts.get(tokens, 0) + 1
+    for size, _, _ in marks:
+        counts[size] = counts.get(size, 0) + 1
     seen: dict[int, int] = {}
     heights = []
-    for tokens, _, _ in marks:
-        seen[tokens] = seen.get(tokens, 0) + 1
-        heights.append(seen[tokens] / (counts[tokens] + 1))
+    for size, _, _ in marks:
+        seen[size] = seen.get(size, 0) + 1
+        heights.append(seen[size] / (counts[size] + 1))
     return heights
 
 
@@ -243,9 +251,9 @@ def height(lines: Sequence[Line]) -> int:
     return max(HEIGHT, 110 + 19 * len(lines))
 
 
-def token_ticks(frame: pd.DataFrame, most: int = 14) -> tuple[list[int], list[str]]:
-    """The token counts that occur, thinned evenly when there are many."""
-    found = sorted({int(t) for t in frame["num_tokens"]}) if len(frame) else []
+def size_ticks(frame: pd.DataFrame, most: int = 14) -> tuple[list[int], list[str]]:
+    """The sizes that occur, thinned evenly when there are many."""
+    found = sorted({int(t) for t in frame["size"]}) if len(frame) else []
     step = -(-len(found) // most) if found else 1
     return found[::step], [f"{t:,}" for t in found[::step]]
 

@@ -11,16 +11,32 @@ from typing import Any, Literal
 import pandas as pd
 
 from workbench.errors import InvalidInput, choices
-from workbench.modes import BACKENDS, ActivationScale, Compile, Graph, Quant, Reduction, RoutingKind
+from workbench.modes import (
+    ATTENTION_BACKENDS,
+    BACKENDS,
+    ActivationScale,
+    Compile,
+    Graph,
+    Mla,
+    Quant,
+    Reduction,
+    RoutingKind,
+    Subject,
+)
 from workbench.plots.style import AXES, MODE_AXES, duration, label, missing, modes_label, number, short, told
 
-Timing = Literal["device", "wall"]
-TIMINGS: tuple[Timing, ...] = ("device", "wall")
-# Shown column -> where the device's own time and the time from an idle device stand while the other is shown.
-_TIMES = {
-    "latency_us": ("device_us", "wall_us"),
-    "p10_us": ("device_p10_us", "wall_p10_us"),
-    "p90_us": ("device_p90_us", "wall_p90_us"),
+Timing = Literal["device", "wall", "decode", "prefill", "total"]
+STEP_TIMINGS: tuple[Timing, ...] = ("decode", "prefill", "total")
+TIMINGS: tuple[Timing, ...] = ("device", "wall", *STEP_TIMINGS)
+# Shown column -> how the column of another time is called, and where the device's own stands while it is shown.
+_TIMES = {"latency_us": "us", "p10_us": "p10_us", "p90_us": "p90_us"}
+_SHOWN = "shown_time"
+_TITLES: dict[str, tuple[str, ...]] = {
+    "device": ("median latency (µs)",),
+    "wall": ("median time from an idle device,", "host launches included (µs)"),
+    "decode": ("median time of one decode step (µs)",),
+    "prefill": ("median time of the prefill (µs)",),
+    "total": ("median time of the prefill", "and all decode steps (µs)"),
 }
 _ORDER: dict[str, list[str]] = {
     "compile": [str(v) for v in Compile],
@@ -30,12 +46,16 @@ _ORDER: dict[str, list[str]] = {
     "activation_scale": [str(v) for v in ActivationScale],
     "reduction": [str(v) for v in Reduction],
     "moe_backend": list(BACKENDS),
+    "attention_backend": list(ATTENTION_BACKENDS),
+    "mla_prefill": [str(v) for v in Mla],
+    "mla_decode": [str(v) for v in Mla],
+    "subject": [str(v) for v in Subject],
 }
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: `values` on the varying axes, a `label` (plain text), and `rows`, one per token count, ascending."""
+    """One line: `values` on the varying axes, a `label` (plain text), and `rows`, one per size, ascending."""
 
     key: str
     label: str
@@ -44,13 +64,15 @@ class Series:
 
 
 def points(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows that figures show: all but repeats of the anchor point.
+    """The rows that figures show: all but repeats of the anchor point. `size` is what they have along x.
 
     Raises:
         InvalidInput: a frame of another kind.
     """
     if len(frame) and ("num_tokens" not in frame or "latency_us" not in frame):
         raise InvalidInput("frame: must have the columns of Results.frame(), num_tokens and latency_us among them")
+    if len(frame) and "size" not in frame:
+        frame = frame.assign(size=frame["num_tokens"])
     if "anchor" not in frame or not len(frame):
         return frame
     anchors = frame["anchor"].to_numpy(dtype=bool)
@@ -62,8 +84,9 @@ def timed(frame: pd.DataFrame, timing: Timing) -> pd.DataFrame:
 
     Args:
         frame: `Results.frame()`, or what this gave.
-        timing: `device`, the device's own time; `wall`, the time from an idle device, host launches included (NaN
-            where it was not recorded). The device's own time then stands in `device_us`.
+        timing: `device`, the record's own latency (of a step: of one decode step); `wall`, a layer's time from an
+            idle device, host launches included; `decode`, `prefill` and `total`, times of a step. NaN where that was
+            not recorded. The record's own latency then stands in `device_us`.
 
     Raises:
         InvalidInput: another word.
@@ -72,16 +95,46 @@ def timed(frame: pd.DataFrame, timing: Timing) -> pd.DataFrame:
         raise InvalidInput(f"timing: must be {choices(TIMINGS)}, not {timing!r}")
     if not len(frame) or timing == timing_of(frame):
         return frame
-    if timing == "device":
-        kept = frame.drop(columns=[device for device, _ in _TIMES.values()])
-        return kept.assign(**{shown: frame[device] for shown, (device, _) in _TIMES.items()})
-    old = {device: frame[shown] for shown, (device, _) in _TIMES.items()}
-    return frame.assign(**old, **{shown: frame.get(wall, math.nan) for shown, (_, wall) in _TIMES.items()})
+    if timing_of(frame) != "device":
+        kept = frame.drop(columns=[_SHOWN, *(f"device_{name}" for name in _TIMES.values())])
+        frame = kept.assign(**{shown: frame[f"device_{name}"] for shown, name in _TIMES.items()})
+        if timing == "device":
+            return frame
+    old = {f"device_{name}": frame[shown] for shown, name in _TIMES.items()}
+    new = {shown: frame.get(f"{timing}_{name}", math.nan) for shown, name in _TIMES.items()}
+    return frame.assign(**old, **new, **{_SHOWN: timing})
 
 
 def timing_of(frame: pd.DataFrame) -> Timing:
     """Which time `latency_us` of this frame holds."""
-    return "wall" if "device_us" in frame else "device"
+    found: Timing = frame[_SHOWN].iloc[0] if _SHOWN in frame and len(frame) else "device"
+    return found
+
+
+def subjects(frame: pd.DataFrame) -> tuple[str, ...]:
+    """The subjects of the rows, in the order of the vocabulary; a frame without that column is of layers."""
+    if not len(frame) or "subject" not in frame:
+        return (str(Subject.MOE_LAYER),) if len(frame) else ()
+    return tuple(sorted({str(value) for value in frame["subject"].unique()}, key=_ORDER["subject"].index))
+
+
+def of_steps(frame: pd.DataFrame) -> bool:
+    """Whether all rows are of whole steps."""
+    return subjects(frame) == (str(Subject.STEP),)
+
+
+def size_title(frame: pd.DataFrame) -> str:
+    """The title of the axis that `size` is on."""
+    titles = {str(Subject.MOE_LAYER): "tokens per call", str(Subject.STEP): "sequences in a batch"}
+    return ", ".join(titles[name] for name in subjects(frame)) or titles[str(Subject.MOE_LAYER)]
+
+
+def at_size(row: Mapping[str, Any], size: int | None = None) -> str:
+    """Where a row was measured: `16 tokens`, `batch 8`; `size` instead of the row's own."""
+    at = int(row["size"]) if size is None else size
+    if str(row.get("subject")) == str(Subject.STEP):
+        return f"batch {at:,}"
+    return f"{at:,} tokens"
 
 
 def has_wall(frame: pd.DataFrame) -> bool:
@@ -91,17 +144,25 @@ def has_wall(frame: pd.DataFrame) -> bool:
 
 def time_title(frame: pd.DataFrame, line_break: str = " ") -> str:
     """The title, with its unit, of the axis that shows `latency_us` of this frame."""
-    if timing_of(frame) == "device":
-        return "median latency (µs)"
-    return f"median time from an idle device,{line_break}host launches included (µs)"
+    timing = timing_of(frame)
+    return line_break.join(_TITLES["decode" if timing == "device" and of_steps(frame) else timing])
 
 
 def other_time(row: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> str:
     """The time of a row that is not the shown one, in words (against that of `base`); empty where there is none."""
-    name, words = ("device_us", "the device's own time") if "device_us" in row else ("wall_us", "with host launches")
-    values = [number(one.get(name)) for one in (row, base) if one is not None]
-    known = [duration(value) for value in values if value is not None]
-    return f"{words}: {' against '.join(known)}" if len(known) == len(values) else ""
+    if str(row.get("subject")) == str(Subject.STEP):
+        shown = "decode" if missing(row.get(_SHOWN)) else str(row[_SHOWN])
+        others = [(f"{name}_us", str(name)) for name in STEP_TIMINGS if name != shown]
+    elif "device_us" in row:
+        others = [("device_us", "the device's own time")]
+    else:
+        others = [("wall_us", "with host launches")]
+    said = []
+    for name, words in others:
+        values = [number(one.get(name)) for one in (row, base) if one is not None]
+        known = [duration(value) for value in values if value is not None]
+        said += [f"{words}: {' against '.join(known)}"] if len(known) == len(values) else []
+    return "; ".join(said)
 
 
 def varying(frame: pd.DataFrame, among: Iterable[str] = AXES) -> list[str]:
@@ -134,13 +195,14 @@ def split(
 ) -> tuple[list[Series], int]:
     """Split into one series per set of values on `axes` (default: those that vary) and say how many there are.
 
-    Of several rows at the same token count the last one counts. With `most`, only the first so many series are built.
+    Of several rows at the same size the last one counts. With `most`, only the first so many series are built.
     """
     frame = points(frame)
     if not len(frame):
         return [], 0
-    names = [axis for axis in (varying(frame) if axes is None else axes) if axis in frame]
-    identity = sorted(set(names) | set(varying(frame)), key=AXES.index)
+    differ = varying(frame)
+    names = differ if axes is None else [axis for axis in axes if axis in frame]
+    identity = sorted({*names, *differ}, key=AXES.index)
     if not identity:
         values = {axis: frame[axis].iloc[0] for axis in AXES if axis in frame}
         return [Series(_key(values), modes_label(values) or "all", values, _rows(frame))], 1
@@ -165,7 +227,7 @@ def split(
 
 
 def _rows(frame: pd.DataFrame, *group: str) -> list[dict[str, Any]]:
-    keys = [*group, "num_tokens"]
+    keys = [*group, "size"]
     return records(frame.drop_duplicates(keys, keep="last").sort_values(keys))
 
 
@@ -188,7 +250,8 @@ def context(frame: pd.DataFrame) -> str:
     """What all rows have in common, as a line for the title (plain text)."""
     frame = points(frame)
     words = []
-    for axis in ("model", "tp_size", *MODE_AXES, "routing", "l2", "device_name"):
+    where = ("input_len", "output_len") if of_steps(frame) else ("routing", "l2")
+    for axis in ("model", "num_layers", "tp_size", *MODE_AXES, *where, "device_name"):
         if axis in frame and len(frame) and frame[axis].nunique(dropna=False) == 1:
             value = frame[axis].iloc[0]
             if (axis == "tp_size" and value == 1) or not told(axis, value):

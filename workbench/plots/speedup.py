@@ -1,4 +1,4 @@
-"""Speed-up of every set of modes against a chosen baseline, per token count; a difference within the noise is a tie."""
+"""Speed-up of every set of modes against a chosen baseline, per size; a difference within the noise is a tie."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ import pandas as pd
 
 from workbench.errors import InvalidInput, choices
 from workbench.plots.lines import failure
-from workbench.plots.select import Series, context, label_axes, other_time, points, records, split, timing_of
+from workbench.plots.select import (
+    Series,
+    at_size,
+    context,
+    label_axes,
+    other_time,
+    points,
+    records,
+    size_title,
+    split,
+    timing_of,
+)
 from workbench.plots.style import (
     DIVERGING,
     GAP,
@@ -27,20 +38,28 @@ from workbench.plots.style import (
     template,
 )
 
+TIME_WORDS = {
+    "device": "",
+    "wall": ", host launches included",
+    "decode": ", one decode step",
+    "prefill": ", prefill",
+    "total": ", prefill and decode together",
+}
 BOUND = 3.0
 """log2 of the speed-up at which the colour is full: 8x."""
 
 
 @dataclass
 class Matrix:
-    """Rows are sets of modes, columns token counts. `ratio` is baseline over latency: above 1 is faster.
+    """Rows are sets of modes, columns sizes: token counts of layers, batches of steps.
 
-    None where either was not measured; `tie` where the bands from p10 to p90 overlap. `hover` is escaped, `rows` not.
+    `ratio` is baseline over latency: above 1 is faster, None where either was not measured; `tie` where the bands from
+    p10 to p90 overlap. `hover` is escaped, `rows` not.
     """
 
     baseline: str
     rows: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     ratio: list[list[float | None]] = field(default_factory=list)
     tie: list[list[bool]] = field(default_factory=list)
     text: list[list[str]] = field(default_factory=list)
@@ -90,7 +109,7 @@ def speedup_matrix(
     """Compute the matrix. `baseline` is a label of `baselines(frame)` or values of mode axes; default the plainest.
 
     A row is compared with the baseline on the same problem: same device, model, routing and cache state. The times
-    compared are those in `latency_us`: of `timed(frame, "wall")` those with host launches.
+    compared are those in `latency_us`: of `timed(frame, "prefill")` those of the prefill.
 
     Raises:
         InvalidInput: the baseline is not among the sets of modes in the frame.
@@ -112,12 +131,12 @@ def speedup_matrix(
             raise InvalidInput(f"baseline: {wanted} fits {len(hits)} sets of modes, must fit one of {choices(known)}")
         name, wanted = hits[0], known[hits[0]]
     series, total = split(frame, axes=axes, most=most)
-    tokens = sorted({int(t) for one in series for t in (row["num_tokens"] for row in one.rows)})
+    sizes = sorted({int(t) for one in series for t in (row["size"] for row in one.rows)})
     bases = _base_rows(frame, wanted)
-    matrix = Matrix(baseline=name, tokens=tokens, left_out=total - len(series))
+    matrix = Matrix(baseline=name, sizes=sizes, left_out=total - len(series))
     for one in series:
-        by_tokens = {int(row["num_tokens"]): row for row in one.rows}
-        cells = [_cell(one, by_tokens.get(t), bases.get((_problem(by_tokens.get(t)), t)), name, t) for t in tokens]
+        rows = {int(row["size"]): row for row in one.rows}
+        cells = [_cell(one, rows.get(t), bases.get((_problem(rows.get(t)), t)), name, t) for t in sizes]
         matrix.rows.append(one.label)
         matrix.ratio.append([cell[0] for cell in cells])
         matrix.tie.append([cell[1] for cell in cells])
@@ -138,20 +157,21 @@ def _base_rows(frame: pd.DataFrame, wanted: Mapping[str, Any]) -> dict[tuple[tup
     mask = pd.Series(True, index=frame.index)
     for name, value in wanted.items():
         mask &= frame[name].isna() if missing(value) else frame[name] == value
-    return {(_problem(row), int(row["num_tokens"])): row for row in records(frame[mask])}
+    return {(_problem(row), int(row["size"])): row for row in records(frame[mask])}
 
 
 def _cell(
-    series: Series, row: dict[str, Any] | None, base: dict[str, Any] | None, name: str, tokens: int
+    series: Series, row: dict[str, Any] | None, base: dict[str, Any] | None, name: str, size: int
 ) -> tuple[float | None, bool, str, str]:
     """Ratio, whether it is a tie, the text in the cell, and the escaped hover text."""
-    head = f"<b>{safe(series.label)}</b> at {tokens:,} tokens"
+    place = at_size(row or (series.rows[0] if series.rows else {}), size)
+    head = f"<b>{safe(series.label)}</b> at {place}"
     if row is None:
         return None, False, "", f"{head}<br>not part of this sweep"
     if missing(row.get("latency_us")):
         return None, False, "", failure(series, row)
     if base is None or missing(base.get("latency_us")):
-        why = f"no baseline here: {safe(name)} was not measured at {tokens:,} tokens"
+        why = f"no baseline here: {safe(name)} was not measured at {place}"
         return None, False, "", f"{head}<br>{duration(row['latency_us'])}<br>{why}"
     ratio = float(base["latency_us"]) / float(row["latency_us"])
     own = all(str(row.get(axis)) == str(base.get(axis)) for axis in (*MODE_AXES, *PROBLEM_AXES))
@@ -241,7 +261,7 @@ def assign_matrix(traces: Sequence[Any], matrix: Matrix, *, show: bool = True) -
     """Write a matrix into the traces made by `heatmaps()`."""
     gaps = [[1.0 if cell is None else None for cell in row] for row in matrix.colour]
     for trace, values in zip(traces, (gaps, matrix.colour), strict=True):
-        trace.x = [f"{t:,}" for t in matrix.tokens]
+        trace.x = [f"{t:,}" for t in matrix.sizes]
         trace.y = [safe(row) for row in matrix.rows]
         trace.z = [list(row) for row in values]
         trace.hovertext = [list(row) for row in matrix.hover]
@@ -255,7 +275,7 @@ def matrix_title(matrix: Matrix, frame: pd.DataFrame) -> str:
         return "no results yet"
     more = f"; first {len(matrix.rows)} of {len(matrix.rows) + matrix.left_out} rows" if matrix.left_out else ""
     shared = context(frame)
-    time = ", host launches included" if timing_of(frame) == "wall" else ""
+    time = TIME_WORDS[timing_of(frame)]
     return f"speed-up against {safe(matrix.baseline)}{time}" + (f", {safe(shared)}" if shared else "") + more
 
 
@@ -276,6 +296,7 @@ def speedup_figure(
     figure = go.Figure(data=heatmaps(), layout=layout, skip_invalid=False)
     assign_matrix(figure.data, matrix)
     figure.layout.title.text = matrix_title(matrix, frame)
+    figure.layout.xaxis.title.text = size_title(points(frame))
     figure.layout.height = matrix_height(matrix)
     return figure
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from workbench.plots.latency import latency_lines
 from workbench.plots.lines import Line, style
-from workbench.plots.select import context, other_time, points, split, time_title
+from workbench.plots.select import at_size, context, other_time, points, size_title, split, time_title
 from workbench.plots.style import FONT, GRID, INK, MUTED, SLOTS, duration, log_ticks
 from workbench.plots.table import results_table, speedup_table
 
@@ -27,11 +27,11 @@ def latency_svg(frame: pd.DataFrame, *, axes: Sequence[str] | None = None) -> st
     edges = [v for line in lines for store in (line.low, line.high) for v in store if v]
     if not edges:
         return f'<p style="color:{MUTED}">nothing was measured</p>'
-    tokens = sorted({t for line in lines for t in line.tokens})
+    sizes = sorted({t for line in lines for t in line.sizes})
     failures = any(line.failed for line in lines)
     floor = HEIGHT - BOTTOM - (26 if failures else 0)
     low, high = min(edges) / 1.15, max(edges) * 1.15
-    first, last = math.log(tokens[0] / 1.2), math.log(tokens[-1] * 1.2)
+    first, last = math.log(sizes[0] / 1.2), math.log(sizes[-1] * 1.2)
 
     def x(value: float) -> float:
         return LEFT + (math.log(value) - first) / (last - first) * (WIDTH - LEFT - RIGHT)
@@ -39,8 +39,8 @@ def latency_svg(frame: pd.DataFrame, *, axes: Sequence[str] | None = None) -> st
     def y(value: float) -> float:
         return floor - (math.log(value / low)) / math.log(high / low) * (floor - TOP)
 
-    title = time_title(frame)
-    parts = _frame(tokens, low, high, x, y, floor, title)
+    title, along = time_title(frame), size_title(frame)
+    parts = _frame(sizes, low, high, x, y, floor, title, along)
     height = max(HEIGHT, TOP + 18 * len(lines) + 10)
     for slot, line in enumerate(lines):
         parts += _line(slot, line, x, y)
@@ -56,11 +56,13 @@ def latency_svg(frame: pd.DataFrame, *, axes: Sequence[str] | None = None) -> st
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="100%" role="img" '
         f'style="max-width:{WIDTH}px;background:white" font-family="{FONT}" font-size="12" '
-        f'aria-label="{title} over tokens per call">{"".join(parts)}</svg>'
+        f'aria-label="{title} over {along}">{"".join(parts)}</svg>'
     )
 
 
-def _frame(tokens: list[int], low: float, high: float, x: Any, y: Any, floor: float, title: str) -> list[str]:
+def _frame(
+    sizes: list[int], low: float, high: float, x: Any, y: Any, floor: float, title: str, along: str
+) -> list[str]:
     right = WIDTH - RIGHT
     parts = []
     for value, text in zip(*log_ticks(low, high), strict=True):
@@ -68,14 +70,14 @@ def _frame(tokens: list[int], low: float, high: float, x: Any, y: Any, floor: fl
             parts.append(f'<path d="M{LEFT} {y(value):.1f}H{right}" stroke="{GRID}"/>')
             parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end" fill="{INK}">{text}</text>')
     place = -99.0
-    for count in tokens:
+    for count in sizes:
         parts.append(f'<path d="M{x(count):.1f} {TOP}V{floor}" stroke="{GRID}"/>')
         if x(count) - place > 34:
             place = x(count)
             parts.append(f'<text x="{place:.1f}" y="{HEIGHT - 34}" text-anchor="middle" fill="{INK}">{count:,}</text>')
     parts.append(f'<path d="M{LEFT} {TOP}V{floor}H{right}" fill="none" stroke="#999"/>')
     middle = (TOP + floor) / 2
-    parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 12}" text-anchor="middle">tokens per call</text>')
+    parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{along}</text>')
     parts.append(f'<text transform="translate(16 {middle})rotate(-90)" text-anchor="middle">{title}</text>')
     return parts
 
@@ -83,14 +85,14 @@ def _frame(tokens: list[int], low: float, high: float, x: Any, y: Any, floor: fl
 def _line(slot: int, line: Line, x: Any, y: Any) -> list[str]:
     look = style(slot)
     parts, piece = [], []
-    for i in range(len(line.tokens) + 1):
-        if i < len(line.tokens) and line.values[i] is not None:
+    for i in range(len(line.sizes) + 1):
+        if i < len(line.sizes) and line.values[i] is not None:
             piece.append(i)
             continue
         if len(piece) > 1:
-            top = [f"{x(line.tokens[j]):.1f},{y(line.high[j]):.1f}" for j in piece]
-            bottom = [f"{x(line.tokens[j]):.1f},{y(line.low[j]):.1f}" for j in reversed(piece)]
-            middle = " ".join(f"{x(line.tokens[j]):.1f},{y(line.values[j]):.1f}" for j in piece)
+            top = [f"{x(line.sizes[j]):.1f},{y(line.high[j]):.1f}" for j in piece]
+            bottom = [f"{x(line.sizes[j]):.1f},{y(line.low[j]):.1f}" for j in reversed(piece)]
+            middle = " ".join(f"{x(line.sizes[j]):.1f},{y(line.values[j]):.1f}" for j in piece)
             parts.append(f'<polygon points="{" ".join(top + bottom)}" fill="{look["color"]}" fill-opacity="0.16"/>')
             parts.append(
                 f'<polyline points="{middle}" fill="none" stroke="{look["color"]}" '
@@ -99,9 +101,10 @@ def _line(slot: int, line: Line, x: Any, y: Any) -> list[str]:
         for j in piece:
             value = line.values[j] or 0.0
             times = ", ".join(word for word in (duration(value), other_time(line.series.rows[j])) if word)
+            place = at_size(line.series.rows[j])
             parts.append(
-                f'<circle cx="{x(line.tokens[j]):.1f}" cy="{y(value):.1f}" r="3.2" fill="{look["color"]}">'
-                f"<title>{html.escape(line.series.label)}, {line.tokens[j]:,} tokens: {html.escape(times)}</title>"
+                f'<circle cx="{x(line.sizes[j]):.1f}" cy="{y(value):.1f}" r="3.2" fill="{look["color"]}">'
+                f"<title>{html.escape(line.series.label)}, {place}: {html.escape(times)}</title>"
                 "</circle>"
             )
         piece = []
@@ -126,6 +129,7 @@ def frozen_page(
     notes: Sequence[str] = (),
     whole: bool = True,
     figure: bool = True,
+    more: str = "",
 ) -> str:
     """Everything that is shown, as HTML without scripts: figure, speed-up, table, and what repeats it.
 
@@ -134,6 +138,7 @@ def frozen_page(
         notes: sentences to show under the title.
         whole: a page of its own; else a fragment to put into a panel.
         figure: whether the latency figure is drawn.
+        more: HTML to put below the table, already escaped.
     """
     shared = html.escape(context(frame))
     lines = "".join(f'<p style="margin:2px 0;color:{MUTED}">{html.escape(note)}</p>' for note in notes)
@@ -141,7 +146,7 @@ def frozen_page(
     drawn = latency_svg(frame, axes=axes) if figure else ""
     body = (
         f'<p style="margin:2px 0;color:{MUTED}">{shared}</p>{lines}{drawn}'
-        f"{speedup_table(frame, baseline, axes=axes)}{results_table(frame, axes=axes)}"
+        f"{speedup_table(frame, baseline, axes=axes)}{results_table(frame, axes=axes)}{more}"
         f"<pre {pre}>{html.escape(code)}</pre><pre {pre}>{html.escape(command)}</pre>"
     )
     if not whole:

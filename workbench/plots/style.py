@@ -21,23 +21,17 @@ DIVERGING = ((0.0, "#B35806"), (0.25, "#F1A340"), (0.5, "#FFFFFF"), (0.75, "#74A
 
 MODE_AXES = (
     *("moe_backend", "split_k", "reduction", "quant", "group_size", "zero_points", "activation_scale"),
+    *("attention_backend", "mla_prefill", "mla_decode"),
     *("compile", "dynamic", "graph"),
 )
 """What one chooses when serving: a matrix compares these, everything else being equal."""
-PROBLEM_AXES = (
-    "device_name",
-    "model",
-    "experts",
-    "top_k",
-    "tp_size",
-    "routing",
-    "zipf_exponent",
-    "l2",
-    "cache",
-    "seed",
-    "subject",
+_WHAT = ("device_name", "subject", "model", "experts", "top_k", "num_layers", "tp_size")
+_WHERE = (
+    *("input_len", "output_len", "page_size", "perplexity_tokens"),
+    *("routing", "zipf_exponent", "l2", "cache", "seed"),
 )
-AXES = ("device_name", "model", "experts", "top_k", "tp_size", *MODE_AXES, *PROBLEM_AXES[5:])
+PROBLEM_AXES = (*_WHAT, *_WHERE)
+AXES = (*_WHAT, *MODE_AXES, *_WHERE)
 
 # What goes without saying where all rows have it: these mean nothing beside most choices of the others.
 UNSAID = {
@@ -46,6 +40,8 @@ UNSAID = {
     "group_size": 128,
     "zero_points": False,
     "activation_scale": "dynamic",
+    "mla_prefill": "expanded",
+    "mla_decode": "absorbed",
 }
 
 _SHORT: dict[tuple[str, Any], str] = {
@@ -61,6 +57,8 @@ _SHORT: dict[tuple[str, Any], str] = {
     ("zero_points", True): "zero points",
     ("activation_scale", "dynamic"): "dynamic scale",
     ("activation_scale", "static"): "fixed scale",
+    ("subject", "moe_layer"): "MoE layer",
+    ("subject", "step"): "step",
 }
 _PREFIX = {
     "split_k": "split ",
@@ -71,9 +69,15 @@ _PREFIX = {
     "seed": "seed ",
     "zipf_exponent": "s=",
     "l2": "L2 ",
+    "mla_prefill": "prefill ",
+    "mla_decode": "decode ",
+    "input_len": "input ",
+    "output_len": "output ",
+    "page_size": "page ",
+    "perplexity_tokens": "perplexity of ",
 }
 _SWITCHES = ("dynamic", "zero_points")
-_SUFFIX = {"cache": " cache"}
+_SUFFIX = {"cache": " cache", "num_layers": " layers", "attention_backend": " attention"}
 
 
 def missing(value: object) -> bool:

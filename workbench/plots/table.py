@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.plots.select import has_wall, points, split, timed, timing_of
-from workbench.plots.speedup import BOUND, Matrix, speedup_matrix
+from workbench.plots.select import has_wall, of_steps, points, split, timed, timing_of
+from workbench.plots.speedup import BOUND, TIME_WORDS, Matrix, speedup_matrix
 from workbench.plots.style import DIVERGING, GAP, MUTED, SLOTS, duration, figures, missing, number, safe
 
 _TABLE = "border-collapse:collapse;font-size:12px;font-variant-numeric:tabular-nums;margin:4px 0 14px"
@@ -22,9 +22,10 @@ _BELOW = f"color:{MUTED};font-weight:400"
 
 
 def results_table(frame: pd.DataFrame, *, axes: Sequence[str] | None = None, most: int = 2 * SLOTS) -> str:
-    """One row per set of modes, one column per token count: median latency, or why there is none.
+    """One row per set of modes, one column per size: median latency, or why there is none.
 
-    Below a latency stands the time from an idle device, where it was recorded; both whichever the figures show.
+    Below a latency stands the time from an idle device, where it was recorded (of a step: that of its prefill, below
+    that of one decode step); both whichever the figures show.
     The last columns give the worst error over budget, compile seconds and the bytes of the weights. The reasons
     of points that were not measured stand below, each once.
     """
@@ -32,21 +33,30 @@ def results_table(frame: pd.DataFrame, *, axes: Sequence[str] | None = None, mos
     if not len(frame):
         return f'<p style="color:{MUTED}">no results yet</p>'
     series, total = split(frame, axes=axes, most=most)
-    tokens = sorted({int(row["num_tokens"]) for one in series for row in one.rows})
-    extras = [c for c in ("error_ratio", "compile_s", "weight_bytes") if c in frame and frame[c].notna().any()]
-    titles = {"error_ratio": "worst error / budget", "compile_s": "compile (s)", "weight_bytes": "weights (MB)"}
-    head = "".join(_th(f"{t:,}") for t in tokens) + "".join(_th(titles[c]) for c in extras)
+    sizes = sorted({int(row["size"]) for one in series for row in one.rows})
+    titles = {
+        "error_ratio": "worst error / budget",
+        "compile_s": "compile (s)",
+        "weight_bytes": "weights (MB)",
+        "kv_cache_bytes": "KV cache (MB)",
+        "perplexity": "perplexity",
+    }
+    extras = [c for c in titles if c in frame and frame[c].notna().any()]
+    head = "".join(_th(f"{t:,}") for t in sizes) + "".join(_th(titles[c]) for c in extras)
     body = []
     for one in series:
-        rows = {int(r["num_tokens"]): r for r in one.rows}
-        cells = "".join(_latency_cell(rows.get(t)) for t in tokens)
+        rows = {int(r["size"]): r for r in one.rows}
+        cells = "".join(_latency_cell(rows.get(t)) for t in sizes)
         for column in extras:
             found = [value for value in (number(row.get(column)) for row in one.rows) if value is not None]
-            scale = 1e6 if column == "weight_bytes" else 1.0
+            scale = 1e6 if column.endswith("_bytes") else 1.0
             cells += f'<td style="{_CELL}">{figures(max(found) / scale) if found else ""}</td>'
         body.append(f'<tr><td style="{_NAME}">{_escape(one.label)}</td>{cells}</tr>')
-    below = f'<br><span style="{_BELOW}">below: from idle, host launches included</span>' if has_wall(frame) else ""
-    corner = f'<th style="{_HEAD.replace("right", "left")}">median latency at tokens{below}</th>'
+    steps = of_steps(frame)
+    words = "below: the prefill" if steps else "below: from idle, host launches included"
+    below = f'<br><span style="{_BELOW}">{words}</span>' if steps or has_wall(frame) else ""
+    what = "median decode step at batch" if steps else "median latency at tokens"
+    corner = f'<th style="{_HEAD.replace("right", "left")}">{what}{below}</th>'
     more = _note(f"first {len(series)} of {total} rows") if total > len(series) else ""
     table = f'<table style="{_TABLE}"><thead><tr>{corner}{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
     return table + more + reasons_list(frame)
@@ -80,9 +90,9 @@ def speedup_table(
     matrix = speedup_matrix(frame, baseline, axes=axes)
     if not matrix.rows:
         return f'<p style="color:{MUTED}">no results yet</p>'
-    time = ", host launches included" if timing_of(frame) == "wall" else ""
+    time = TIME_WORDS[timing_of(frame)]
     head = f'<th style="{_HEAD.replace("right", "left")}">speed-up against {_escape(matrix.baseline)}{time}</th>'
-    head += "".join(_th(f"{t:,}") for t in matrix.tokens)
+    head += "".join(_th(f"{t:,}") for t in matrix.sizes)
     body = "".join(_matrix_row(matrix, i) for i in range(len(matrix.rows)))
     return f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
@@ -119,8 +129,8 @@ def _latency_cell(row: dict[str, Any] | None) -> str:
         title = "" if missing(row.get("reason")) else f' title="{_escape(row["reason"])}"'
         return f'<td style="{_CELL};background:{GAP};color:{MUTED}"{title}>{_escape(status)}</td>'
     badge = " (unchecked)" if row.get("status") == "unchecked" else ""
-    wall = number(row.get("wall_us"))
-    below = "" if wall is None else f'<br><span style="{_BELOW}">{_escape(duration(wall))}</span>'
+    other = number(row.get("prefill_us" if str(row.get("subject")) == "step" else "wall_us"))
+    below = "" if other is None else f'<br><span style="{_BELOW}">{_escape(duration(other))}</span>'
     return f'<td style="{_CELL}">{_escape(duration(row["latency_us"]))}{badge}{below}</td>'
 
 

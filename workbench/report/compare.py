@@ -13,9 +13,9 @@ from workbench.errors import InvalidInput, choices
 from workbench.plots.select import points
 from workbench.plots.speedup import baselines
 from workbench.plots.style import MODE_AXES, PROBLEM_AXES, missing
-from workbench.spec import RunSpec, parse_value
+from workbench.spec import check_value, parse_value
 
-SAME = (*PROBLEM_AXES, "num_tokens", "fingerprint")
+SAME = (*PROBLEM_AXES, "size", "fingerprint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def parse_baseline(texts: list[str]) -> dict[str, Any]:
         name = name.strip().replace("-", "_")
         if not equals or name not in MODE_AXES:
             raise InvalidInput(f"baseline: must be AXIS=VALUE with an axis of {choices(MODE_AXES)}, not {text!r}")
-        wanted[name] = RunSpec.from_flat({name: parse_value(name, value.strip())}).flat()[name]
+        wanted[name] = check_value(name, parse_value(name, value.strip()))
     return wanted
 
 

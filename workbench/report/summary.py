@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.report.compare import describe
-from workbench.report.table import FROM_IDLE, IDLE_WORDS, environments, failures, results_table
+from workbench.report.table import FROM_IDLE, IDLE_WORDS, environments, failures, heading, results_table
 from workbench.sweeps.results import Results
 
 MOST_ROWS = 40  # more are folded away, so that a pull request stays readable
@@ -39,7 +39,7 @@ def summary(results: Results, *, baseline: Mapping[str, Any] | None = None, titl
         title: heading; default names what was run.
     """
     table = results_table(results, baseline)
-    lines = [f"### {escape(title or 'MoE layer sweep')}", ""]
+    lines = [f"### {escape(title or heading(results))}", ""]
     lines += [f"- environment: {escape(line)}" for line in environments(results)]
     lines += [f"- command: {code(results.command)}"] if results.command else []
     if table.shared:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.modes import Subject
+from workbench.plots.select import of_steps, subjects
 from workbench.plots.style import UNSAID, told
 from workbench.record import Record, Status
 from workbench.report.compare import default_baseline, speedups
@@ -19,10 +21,12 @@ from workbench.units import microseconds
 
 FROM_IDLE = "from idle"
 IDLE_WORDS = "median time from an idle device, host launches included"
+DECODE, PREFILL = "decode step", "prefill"
 SHARED = (
     "model",
     "experts",
     "top_k",
+    "num_layers",
     "tp_size",
     "quant",
     "group_size",
@@ -32,8 +36,15 @@ SHARED = (
     "moe_backend",
     "split_k",
     "reduction",
+    "attention_backend",
+    "mla_prefill",
+    "mla_decode",
     "compile",
     "graph",
+    "input_len",
+    "output_len",
+    "page_size",
+    "perplexity_tokens",
     "l2",
     "samples",
 )
@@ -71,21 +82,25 @@ def results_table(results: Results, baseline: Mapping[str, Any] | None = None) -
         results: anchor repeats are left out.
         baseline: mode axes and their values; default the plainest set of modes measured.
 
-    Speed-ups are those of the latency. Where a record has a time from an idle device, the column `FROM_IDLE` holds it.
+    Speed-ups are those of the latency, which of a step is that of one decode step. Where a record has a time from an
+    idle device, the column `FROM_IDLE` holds it; steps have columns of their own.
     """
     frame = results.frame()
     frame = frame[~frame["anchor"].astype(bool)]
     base = dict(baseline) if baseline is not None else default_baseline(frame)
     frame = frame.assign(speedup=pd.Series(speedups(frame, base), index=frame.index, dtype=object))
     shown = frame[frame["status"] != Status.UNSUPPORTED.value]
-    axes = varying(shown) if len(shown) > 1 else ["num_tokens"]
+    steps, mixed = of_steps(shown), len(subjects(shown)) > 1
+    axes = varying(shown) if len(shown) > 1 else ["batch_size" if steps else "num_tokens"]
     shared = {name: text_of(frame[name].iloc[0]) for name in SHARED if _shared(frame, name, axes)}
     columns: dict[str, list[str]] = {name: [text_of(value) for value in shown[name]] for name in axes}
-    columns["latency"] = [microseconds(value) for value in shown["latency_us"]]
+    columns[DECODE if steps else "latency"] = [microseconds(value) for value in shown["latency_us"]]
     columns["p10 to p90"] = [
         f"{microseconds(low)} to {microseconds(high)}" if not math.isnan(low) else ""
         for low, high in zip(shown["p10_us"], shown["p90_us"], strict=True)
     ]
+    if steps or mixed:
+        columns |= _step_columns(shown)
     if shown["wall_us"].notna().any():
         columns[FROM_IDLE] = [microseconds(value) for value in shown["wall_us"]]
     if base:
@@ -115,17 +130,45 @@ def results_table(results: Results, baseline: Mapping[str, Any] | None = None) -
     )
 
 
+def _step_columns(frame: pd.DataFrame) -> dict[str, list[str]]:
+    """What a step has beside its decode steps; empty cells for layers."""
+
+    def column(name: str, form: str) -> list[str]:
+        return ["" if math.isnan(value) else format(value, form) for value in frame[name]]
+
+    found = {PREFILL: [microseconds(value) for value in frame["prefill_us"]]}
+    found["decode tokens/s"] = column("decode_throughput", ",.1f")
+    found["total tokens/s"] = column("total_throughput", ",.1f")
+    found["same top token"] = column("top1_agreement", ".1%")
+    found["KL (nats)"] = column("kl", ".1e")
+    found["perplexity"] = column("perplexity", ".4g")
+    found["first bad layer"] = column("first_bad_layer", ".0f")
+    return {name: cells for name, cells in found.items() if any(cells)}
+
+
 def _shared(frame: pd.DataFrame, name: str, axes: list[str]) -> bool:
-    """Whether a field belongs into the line of what all rows share."""
-    return len(frame) > 0 and name not in axes and told(name, frame[name].iloc[0])
+    """Whether a field belongs into the line of what all rows share; l2 means nothing for steps."""
+    if not len(frame) or name in axes or (name == "l2" and of_steps(frame)):
+        return False
+    return told(name, frame[name].iloc[0])
 
 
 def name_of(record: Record) -> str:
-    """A point in words: model, modes, tokens."""
+    """A point in words: model, modes, tokens or batch."""
     modes, spec = record.spec.modes, record.spec
+    layer = spec.subject is Subject.MOE_LAYER
     more = [f"{name} {text_of(value)}" for name, value in modes if name in UNSAID and told(name, value)]
+    more += [] if layer else [f"attention {modes.attention_backend}"]
     words = [spec.model, str(modes.quant), modes.moe_backend, *more, f"compile {modes.compile}", f"graph {modes.graph}"]
-    return ", ".join([*words, str(modes.routing), f"{spec.point.num_tokens} tokens"])
+    return ", ".join([*words, *([str(modes.routing)] if layer else []), spec.size_label])
+
+
+def heading(results: Results) -> str:
+    """What was run, as a title."""
+    found = {record.spec.subject for record in results.points}
+    if found == {Subject.STEP}:
+        return "Whole-model step sweep"
+    return "Sweep of MoE layers and whole-model steps" if Subject.STEP in found else "MoE layer sweep"
 
 
 def failures(results: Results) -> list[tuple[str, str, list[str]]]:

@@ -24,7 +24,8 @@ def winners(
         frame: `Results.frame()`; repeats of the anchor and points that were not measured are left out.
         against: the baseline, by its values on axes of `among`.
         among: the axes that tell challengers apart.
-        problem: the axes that name a problem; rows are compared within one.
+        problem: the axes that name a problem; rows are compared within one. Of steps: with `batch_size` for
+            `num_tokens`.
 
     Returns:
         One row a problem that has both, in the order of the frame: the axes of `problem`; `best`, the fastest
@@ -67,11 +68,12 @@ def winners(
 
 
 def verdicts(found: pd.DataFrame, by: Sequence[str] = ("model", "tp_size", "quant")) -> pd.DataFrame:
-    """What `winners` found, gathered: for each problem of `by` the token counts that win, tie and lose, as text."""
+    """What `winners` found, gathered: for each problem of `by` the sizes that win, tie and lose, as text."""
     rows: dict[tuple[Any, ...], dict[str, list[str]]] = {}
+    size = "batch_size" if "batch_size" in found else "num_tokens"
     for row in records(found):
         places = rows.setdefault(tuple(row[name] for name in by), {WINS: [], TIES: [], LOSES: []})
-        places[row["verdict"]].append(f"{row['num_tokens']:,}")
+        places[row["verdict"]].append(f"{row[size]:,}")
     listed = [
         {**dict(zip(by, key, strict=True)), **{verdict: ", ".join(tokens) for verdict, tokens in places.items()}}
         for key, places in rows.items()

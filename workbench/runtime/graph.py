@@ -46,7 +46,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """One graph in a memory pool of its own, captured on a side stream.
+    """One graph in a memory pool, captured on a side stream.
 
     The capture mode is `thread_local`: another thread of this process (one that reads telemetry, say) does not break
     the capture.
@@ -54,8 +54,10 @@ class CudaRecorder:
 
     _streams: ClassVar[dict[int, torch.cuda.Stream]] = {}
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, pool: Any = None) -> None:
+        """`pool`: a `torch.cuda.graph_pool_handle()` that several recorders share; None for one of its own."""
         self.device = device
+        self._pool = pool
         # One side stream a device: memory is cached by stream, so a stream a graph would keep some for each.
         index = device.index or 0
         if index not in self._streams:
@@ -80,7 +82,7 @@ class CudaRecorder:
         self._graph = torch.cuda.CUDAGraph()
         whole = False
         try:
-            pool = torch.cuda.graph_pool_handle()
+            pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
             with torch.cuda.graph(self._graph, pool=pool, stream=self._stream, capture_error_mode=CAPTURE_MODE):
                 output = call()
             whole = True
@@ -135,10 +137,7 @@ class FullGraph:
         try:
             self._output = recorder.capture(lambda: inputs.call(function))
         except Exception as error:
-            causes = list(_causes(error))
-            memory_out = any(isinstance(cause, (torch.OutOfMemoryError, MemoryError)) for cause in causes)
-            # Ending a capture that was broken raises another error on top of the one that broke it.
-            why = f"{type(causes[-1]).__name__}: {str(causes[-1]).splitlines()[0] if str(causes[-1]) else 'no message'}"
+            why, memory_out = first_cause(error)
         if why:  # out of the handler, so that no traceback holds the capture's tensors
             recorder.release()
             if memory_out:
@@ -169,6 +168,17 @@ class FullGraph:
         if self._output is not None:
             self._output = None
             self._recorder.release()
+
+
+def first_cause(error: BaseException) -> tuple[str, bool]:
+    """What broke a capture, in one line, and whether memory ran out.
+
+    Ending a capture that was broken raises another error on top of the one that broke it.
+    """
+    causes = _causes(error)
+    memory_out = any(isinstance(cause, (torch.OutOfMemoryError, MemoryError)) for cause in causes)
+    text = str(causes[-1])
+    return f"{type(causes[-1]).__name__}: {text.splitlines()[0] if text else 'no message'}", memory_out
 
 
 def _causes(error: BaseException) -> list[BaseException]:

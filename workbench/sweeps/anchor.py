@@ -20,7 +20,7 @@ class Anchor:
 
     def see(self, record: Record, *, earlier: bool = False) -> None:
         """Count a point; the first measured one becomes the anchor. One of an `earlier` run may be it, uncounted."""
-        if record.status is not Status.OK or "latency" not in record.metrics:
+        if record.status is not Status.OK or record.latency is None:
             return
         if self.first is None:
             self.first = record
@@ -35,14 +35,14 @@ class Anchor:
         """Take in a repeat."""
         self._since = 0
         if record.status is Status.OK:
-            self.last = record.metrics["latency"]
+            self.last = record.latency
 
     @property
     def note(self) -> str:
         """One sentence on drift; empty where nothing was repeated."""
-        if self.first is None or self.last is None:
+        start, end = self.first.latency if self.first is not None else None, self.last
+        if start is None or end is None:
             return ""
-        start, end = self.first.metrics["latency"], self.last
         change = end.median / start.median - 1
         tie = end.p10 <= start.p90 and start.p10 <= end.p90
         verdict = (

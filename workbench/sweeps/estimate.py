@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 
 from workbench.arithmetic import expert_bytes
 from workbench.devices import DeviceInfo
+from workbench.models.network.shapes import NetworkConfig
 from workbench.models.shapes import ModelShape, model_shape
-from workbench.modes import Cache, Compile, Graph, Quant
-from workbench.spec import RunSpec
+from workbench.modes import Cache, Compile, Graph, Quant, Subject
+from workbench.spec import DEFAULTS, SIZE_FIELD, RunSpec
+from workbench.step_support import step_network
+from workbench.sweeps.step_estimate import run_seconds
 
 # Rough seconds and rates, to size a sweep before anything is known; one measured point corrects them.
 COMPILE_S = {
@@ -26,20 +29,37 @@ OPS_RATE = {"cpu": 30e9, "cuda": 50e12}
 SLOW_ON_CPU = dict.fromkeys(Quant, 5.0) | {Quant.FP32: 1.0, Quant.BF16: 4.0, Quant.FP16: 4.0}
 READ_RATE = {"cpu": 8e9, "cuda": 1.5e12}
 CHECKED_RUNS = 6.0  # runs of the layer for warm-up and the check, the float64 oracle's rows among them
+CHECKED_STEPS = 4.0  # a step's warm-up, and its layers upcast one by one
 PRIOR_S = 3.0  # how much measured time outweighs the rough rates
 
 
-def _shape(spec: RunSpec) -> ModelShape | None:
+def built(spec: RunSpec) -> ModelShape | NetworkConfig:
+    """The shape of what `spec` builds. Raises `InvalidInput` where nothing can be built."""
+    return step_network(spec) if spec.subject is Subject.STEP else model_shape(spec)
+
+
+def _shape(spec: RunSpec) -> ModelShape | NetworkConfig | None:
     try:
-        return model_shape(spec)
+        return built(spec)
     except ValueError:
         return None
+
+
+def _seconds(spec: RunSpec, shape: ModelShape | NetworkConfig, device: DeviceInfo) -> float:
+    """Rough seconds of everything that is run at one point."""
+    if isinstance(shape, ModelShape):
+        return (spec.samples + CHECKED_RUNS) * sample_seconds(spec, shape, device)
+    slow = SLOW_ON_CPU[spec.modes.quant] if device.type == "cpu" else 1.0
+    rates = {"operations_rate": OPS_RATE[device.type] / slow, "read_rate": READ_RATE[device.type]}
+    prefill, decode = run_seconds(spec, shape, device.type, **rates)
+    steps = spec.step_point.output_len - 1
+    return spec.samples * prefill + max(spec.samples, steps) * decode * bool(steps) + CHECKED_STEPS * (prefill + decode)
 
 
 def sample_seconds(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> float:
     """Rough seconds of one call of the layer."""
     kind = device.type
-    tokens = spec.point.num_tokens
+    tokens = spec.num_tokens
     operations = 6.0 * tokens * shape.top_k * shape.hidden_size * shape.intermediate_size
     modes = spec.modes
     each = expert_bytes(
@@ -55,15 +75,16 @@ def sample_seconds(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> floa
 
 
 def subject_of(spec: RunSpec) -> tuple[object, ...]:
-    """What a built layer depends on."""
+    """What a built layer or network depends on."""
     modes = spec.modes
     how = (modes.quant, modes.group_size, modes.zero_points, modes.activation_scale)
-    return (spec.model, spec.experts, spec.top_k, spec.tp_size, spec.seed, how)
+    return (spec.subject, spec.model, spec.experts, spec.top_k, spec.num_layers, spec.tp_size, spec.seed, how)
 
 
 def modes_of(spec: RunSpec) -> RunSpec:
-    """The spec with its number of tokens set aside: equal for points of one set of modes."""
-    return spec.model_copy(update={"point": type(spec.point)()})
+    """The spec with its number of tokens (of a step: its batch) set aside: equal for points of one set of modes."""
+    name = SIZE_FIELD[spec.subject]
+    return spec.model_copy(update={"point": spec.point.model_copy(update={name: DEFAULTS[spec.subject][name]})})
 
 
 def compile_key(spec: RunSpec) -> object:
@@ -74,19 +95,20 @@ def compile_key(spec: RunSpec) -> object:
 def estimate(specs: Sequence[RunSpec], device: DeviceInfo) -> list[float]:
     """Rough seconds of each point, in this order: a subject is built and code compiled where it is first met."""
     seconds: list[float] = []
-    shapes: dict[tuple[object, ...], ModelShape | None] = {}
+    shapes: dict[tuple[object, ...], ModelShape | NetworkConfig | None] = {}
     subject: tuple[object, ...] | None = None
     compiled: set[object] = set()
     for spec in specs:
-        known = (spec.model, spec.experts, spec.top_k, spec.tp_size)
+        known = (spec.subject, spec.model, spec.experts, spec.top_k, spec.num_layers, spec.tp_size)
         if known not in shapes:
             shapes[known] = _shape(spec)
         shape = shapes[known]
         total = POINT_S[device.type] + (0.0 if seconds else START_S)
         if shape is not None:
-            total += (spec.samples + CHECKED_RUNS) * sample_seconds(spec, shape, device)
+            total += _seconds(spec, shape, device)
             if subject != subject_of(spec):
-                total += shape.parameters / LOAD_RATE[device.type]
+                weights = shape.parameters if isinstance(shape, ModelShape) else shape.parameters()
+                total += weights / LOAD_RATE[device.type]
         subject = subject_of(spec)
         if spec.modes.compile is not Compile.NONE:
             key = compile_key(spec)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from workbench.devices import DeviceInfo
 from workbench.errors import InvalidInput
-from workbench.models.shapes import model_shape
 from workbench.spec import RunSpec
 from workbench.support import Reason, find_reasons
-from workbench.sweeps.estimate import estimate
+from workbench.sweeps.estimate import built, estimate
 from workbench.sweeps.spec import SweepSpec
 
 Find = Callable[[RunSpec, DeviceInfo], Sequence[Reason]]
@@ -89,16 +88,17 @@ def duration(seconds: float) -> str:
 
 
 def check_subjects(sweep: SweepSpec) -> None:
-    """Refuse a sweep none of whose layers can be built; where only some cannot, the plan says so at each point.
+    """Refuse a sweep of which nothing can be built; where only some points cannot, the plan says so at each.
 
     Raises:
         InvalidInput: what is wrong with the first of them.
     """
-    parts = {name: values for name, values in sweep.axes.items() if name in ("model", "experts", "top_k", "tp_size")}
+    names = ("model", "experts", "top_k", "num_layers", "tp_size")
+    parts = {name: values for name, values in sweep.axes.items() if name in names}
     first: InvalidInput | None = None
     for spec in SweepSpec(axes=parts, base=sweep.base).points():
         try:
-            model_shape(spec)
+            built(spec)
         except InvalidInput as error:
             first = first or error
         else:

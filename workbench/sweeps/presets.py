@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from workbench.devices import DeviceInfo
 from workbench.errors import InvalidInput, choices
-from workbench.spec import Modes, RunSpec
+from workbench.modes import Subject
+from workbench.spec import Modes, RunSpec, StepPoint
 from workbench.sweeps.spec import SweepSpec
 
 SHAPES = ("mixtral-8x7b", "qwen2-57b-a14b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3")
@@ -95,11 +96,44 @@ def _splitk(device: DeviceInfo) -> SweepSpec:
     )
 
 
+def _steps(device: DeviceInfo) -> SweepSpec:
+    """Whole models, eager: the prefill and the decode steps of the experiments on compile and on attention in graphs.
+
+    Decode with latent attention expanded is left out by the plan for the model that has none. On a CPU a small trained
+    model.
+    """
+    if device.type == "cpu":
+        return SweepSpec(
+            name="steps",
+            axes={"attention_backend": ("reference", "sdpa"), "batch_size": (1, 8)},
+            base=RunSpec(
+                subject=Subject.STEP, model="smollm2-135m", device="cpu", samples=3, modes=Modes(quant="fp32")
+            ),
+        )
+    return SweepSpec(
+        name="steps",
+        axes={
+            "model": ("llama-3-8b", "deepseek-v2-lite"),
+            "attention_backend": ("sdpa", "triton"),
+            "mla_decode": ("absorbed", "expanded"),
+            "batch_size": (1, 8, 32),
+        },
+        base=RunSpec(
+            subject=Subject.STEP,
+            device=device.torch_device,
+            samples=10,
+            modes=Modes(moe_backend="triton"),
+            point=StepPoint(input_len=128, output_len=8),
+        ),
+    )
+
+
 PRESETS: dict[str, Callable[[DeviceInfo], SweepSpec]] = {
     "main": _main,
     "quick": _quick,
     "shapes": _shapes,
     "fused-moe-splitk": _splitk,
+    "steps": _steps,
 }
 
 

@@ -25,6 +25,7 @@ WRITERS = {
     "csv": "workbench.sweeps.exports:csv_text",
     "md": "workbench.report.summary:summary",
     "html": "workbench.report.page:page",
+    "one_batch": "workbench.report.one_batch:one_batch_jsonl",
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from workbench.devices import DeviceInfo, find_device
 from workbench.errors import DeviceBusy, InvalidInput
 from workbench.record import Environment, Record, Status, now
-from workbench.spec import RunSpec
+from workbench.spec import RunSpec, size_words
 from workbench.support import find_reasons
 from workbench.sweeps.anchor import Anchor
 from workbench.sweeps.estimate import Clock, modes_of
@@ -259,8 +259,8 @@ class _Job:
         if point.reasons:
             return self._made(point.spec, environment, Status.UNSUPPORTED, point.sentence)
         limit = self.too_large.get(modes_of(point.spec))
-        if limit is not None and point.spec.point.num_tokens > limit:
-            reason = f"{limit} tokens already ran out of memory with the same modes"
+        if limit is not None and point.spec.size > limit:
+            reason = f"{size_words(point.spec.subject, limit)} already ran out of memory with the same modes"
             return self._made(point.spec, environment, Status.SKIPPED, reason)
         return None
 
@@ -274,18 +274,17 @@ class _Job:
         self.report("done" if record.status.measured else "failed", what, record)
 
     def _name(self, spec: RunSpec) -> str:
-        """The point by what varies in this sweep, the number of tokens last."""
-        flat, tokens = spec.flat(), spec.point.num_tokens
-        varying = [name for name, values in self.plan.sweep.axes.items() if len(values) > 1 and name != "num_tokens"]
+        """The point by what varies in this sweep, its size last."""
+        flat = spec.flat()
         plain = ("model", "quant", "moe_backend", "routing")  # their values say what they are
-        words = [str(flat[name]) if name in plain else f"{name} {flat[name]}" for name in varying]
-        return ", ".join([*words, f"{tokens:,} token{'' if tokens == 1 else 's'}"])
+        words = [str(flat[name]) if name in plain else f"{name} {flat[name]}" for name in self.plan.sweep.varying]
+        return ", ".join([*words, size_words(spec.subject, spec.size)])
 
     def _learn(self, record: Record, *, earlier: bool = False) -> None:
         self.anchor.see(record, earlier=earlier)
         if record.status is Status.OUT_OF_MEMORY:
-            modes, tokens = modes_of(record.spec), record.spec.point.num_tokens
-            self.too_large[modes] = min(tokens, self.too_large.get(modes, tokens))
+            modes, size = modes_of(record.spec), record.spec.size
+            self.too_large[modes] = min(size, self.too_large.get(modes, size))
 
     def _count(self, record: Record | None) -> None:
         self.done += 1

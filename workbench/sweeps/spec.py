@@ -14,21 +14,23 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from workbench.errors import InvalidInput, choices
-from workbench.spec import FIELDS, Frozen, RunSpec, parse_value
+from workbench.spec import DEFAULTS, FIELDS, SIZE_FIELD, Frozen, RunSpec, check_value, parse_value, refuse_foreign
 
 MAX_POINTS = 100_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 # Slowest first: what builds the subject, so that it is built once; then what wraps it; the number of tokens fastest.
 AXES: tuple[str, ...] = (
-    *("model", "experts", "top_k", "tp_size", "seed", "quant", "group_size", "zero_points", "activation_scale"),
+    *("model", "experts", "top_k", "num_layers", "tp_size", "seed"),
+    *("quant", "group_size", "zero_points", "activation_scale"),
     *("routing", "zipf_exponent", "moe_backend", "split_k", "reduction"),
-    *("compile", "dynamic", "graph", "cache", "l2", "samples", "num_tokens"),
+    *("attention_backend", "mla_prefill", "mla_decode"),
+    *("compile", "dynamic", "graph", "cache", "l2", "samples"),
+    *("perplexity_tokens", "page_size", "input_len", "output_len", *SIZE_FIELD.values()),
 )
-ASCENDING = ("num_tokens",)
+ASCENDING = tuple(SIZE_FIELD.values())
 _WHOLE_SWEEP = {"subject", "device", "timeout_s"}  # one sweep runs on one engine, which owns one device
 AXES += tuple(name for name in FIELDS if name not in AXES and name not in _WHOLE_SWEEP)
-_DEFAULTS = RunSpec().flat()
 
 
 def _name(value: object) -> object:
@@ -44,7 +46,7 @@ def check_axis(name: str, values: object) -> tuple[Any, ...]:
 
     Raises:
         InvalidInput: no such axis, no values, a value that the field does not allow, a repeated one, or `num_tokens`
-            out of order.
+            or `batch_size` out of order.
     """
     if name not in AXES:
         why = "is set once for a whole sweep, in base" if name in _WHOLE_SWEEP else "no such axis"
@@ -53,7 +55,7 @@ def check_axis(name: str, values: object) -> tuple[Any, ...]:
         raise InvalidInput(f"{name}: must be a list of values, not {values!r}")
     if not values:
         raise InvalidInput(f"{name}: must have at least one value")
-    found = tuple(RunSpec.from_flat({name: value}).flat()[name] for value in values)
+    found = tuple(check_value(name, value) for value in values)
     for index, value in enumerate(found):
         if value in found[:index]:
             raise InvalidInput(f"{name}: {value} is given twice")
@@ -77,7 +79,9 @@ def _axes(value: object) -> object:
 
 def _base(value: RunSpec, info: ValidationInfo) -> RunSpec:
     # The base's own value of an axis never counts: at its default, equal sweeps are equal values.
-    return value.replace(**{name: _DEFAULTS[name] for name in info.data.get("axes", {})})
+    axes, plain = info.data.get("axes", {}), DEFAULTS[value.subject]
+    refuse_foreign(value.subject, axes)
+    return value.replace(**{name: plain[name] for name in axes})
 
 
 class SweepSpec(Frozen):
@@ -87,14 +91,14 @@ class SweepSpec(Frozen):
         version: of this format; 1.
         name: names the results folder.
         axes: short field name -> its values, each allowed by `RunSpec`; kept in the order of `AXES`, slowest first,
-            whatever order was given. `num_tokens` must ascend.
-        base: everything that does not vary; its own values of the axes do not count.
+            whatever order was given. `num_tokens` and `batch_size` must ascend.
+        base: everything that does not vary, the subject among it; its own values of the axes do not count.
     """
 
     version: Literal[1] = 1
     name: Annotated[str, BeforeValidator(_name)] = "sweep"
     axes: Annotated[dict[str, tuple[Any, ...]], BeforeValidator(_axes)] = Field(default={})
-    base: Annotated[RunSpec, AfterValidator(_base)] = RunSpec()
+    base: Annotated[RunSpec, AfterValidator(_base)] = Field(default=RunSpec(), validate_default=True)
 
     def __len__(self) -> int:
         """Number of points."""
@@ -103,8 +107,18 @@ class SweepSpec(Frozen):
     def __bool__(self) -> bool:
         return True
 
+    @property
+    def size_field(self) -> str:
+        """The axis that figures have along x: `num_tokens` of layers, `batch_size` of steps."""
+        return SIZE_FIELD[self.base.subject]
+
+    @property
+    def varying(self) -> list[str]:
+        """The axes with several values, but for the size."""
+        return [name for name, values in self.axes.items() if len(values) > 1 and name != self.size_field]
+
     def points(self) -> Iterator[RunSpec]:
-        """Every point, subject-building axes slowest and `num_tokens` fastest."""
+        """Every point, subject-building axes slowest and the size (`num_tokens` or `batch_size`) fastest."""
         for values in product(*self.axes.values()):
             yield self.base.replace(**dict(zip(self.axes, values, strict=True)))
 

@@ -18,6 +18,7 @@ from workbench.plots import (
     baselines,
     frozen_page,
     has_wall,
+    of_steps,
     results_table,
     timed,
     update_detail,
@@ -90,6 +91,11 @@ class RunBar:
 
 
 TIMES: tuple[tuple[str, Timing], ...] = (("device", "device"), ("with host launch", "wall"))
+STEP_TIMES: tuple[tuple[str, Timing], ...] = (
+    ("decode step", "decode"),
+    ("prefill", "prefill"),
+    ("prefill + decode", "total"),
+)
 NO_WALL = "no result shown has a time with host launch: it is recorded on a GPU; a CPU's latency holds both"
 
 
@@ -102,7 +108,8 @@ class FigureArea:
         self._quiet = False
         self._frame, self._axes = pd.DataFrame(), None  # type: pd.DataFrame, Sequence[str] | None
         self._latency, self._detail = Shown("latency"), Shown("detail")
-        self._wanted: Timing = "device"
+        self._wanted: dict[bool, Timing] = {False: "device", True: "decode"}  # of layers, of steps
+        self._steps = False
         self.time = ipywidgets.ToggleButtons(options=TIMES, disabled=True, style={"button_width": "130px"})
         self.time.add_class("moewb-switch")
         self._no_wall = look.text(html.escape(NO_WALL), css="moewb-why", padding="3px 0 0 8px", display="none")
@@ -138,19 +145,23 @@ class FigureArea:
 
     @property
     def timing(self) -> Timing:
-        """The time that is shown: the device's own where no result has the other."""
+        """The time that is shown: the device's own where no result of a layer has the other."""
         chosen: Timing = self.time.value
         return chosen
 
     def _time_chosen(self) -> None:
-        self._wanted = self.time.value
+        self._wanted[self._steps] = self.time.value
         self.draw(self._frame, self._axes)
 
     def _offer_times(self, frame: pd.DataFrame) -> None:
         """Let the time be chosen where there are two; what was chosen comes back with results that have it."""
-        both = has_wall(frame)
+        steps = of_steps(frame) if len(frame) else self._steps
+        both = has_wall(frame) or steps
         self._quiet = True
-        self.time.value = self._wanted if both else "device"
+        if steps is not self._steps:
+            self._steps = steps
+            self.time.options = STEP_TIMES if steps else TIMES
+        self.time.value = self._wanted[steps] if both else "device"
         self._quiet = False
         if self.time.disabled is both:
             self.time.disabled = not both

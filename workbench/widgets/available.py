@@ -8,10 +8,14 @@ from itertools import product
 from typing import Any
 
 from workbench.devices import DeviceInfo
-from workbench.spec import RunSpec
+from workbench.modes import Subject
+from workbench.spec import DEFAULTS, RunSpec
 from workbench.support import Reason, find_reasons
 
-JOINT = ("moe_backend", "quant", "compile", "graph")
+JOINT = {
+    Subject.MOE_LAYER: ("moe_backend", "quant", "compile", "graph"),
+    Subject.STEP: ("moe_backend", "quant"),
+}
 """Axes that depend on each other: a value is out only if it runs with no choice of the others."""
 DEPENDENT: dict[str, tuple[str, ...]] = {
     "group_size": ("quant",),
@@ -19,9 +23,10 @@ DEPENDENT: dict[str, tuple[str, ...]] = {
     "activation_scale": ("quant",),
     "split_k": ("moe_backend",),
     "reduction": ("moe_backend", "split_k"),
+    "mla_prefill": ("model",),
+    "mla_decode": ("model",),
 }
 """Axes that mean something beside some choices of others: a value is out where it means nothing beside those made."""
-_PLAIN = RunSpec().flat()
 
 
 def unavailable(
@@ -41,10 +46,10 @@ def unavailable(
         InvalidInput: the base itself cannot be built.
     """
     # What depends on the others must not rule them out: it goes back to its default while they are tried.
-    plain = base.replace(**{axis: _PLAIN[axis] for axis in DEPENDENT})
+    flat = base.flat()
+    plain = base.replace(**{axis: DEFAULTS[base.subject][axis] for axis in DEPENDENT if axis in flat})
     offered = tuple((axis, tuple(listed)) for axis, listed in values.items() if axis not in DEPENDENT)
     found = {axis: dict(reasons) for axis, reasons in _unavailable(plain, device, offered).items()}
-    flat = base.flat()
     for axis, governing in DEPENDENT.items():
         on = [tuple((chosen or {}).get(other, (flat[other],))) for other in governing]
         for value in values.get(axis, ()):
@@ -62,7 +67,7 @@ def _unavailable(
     base: RunSpec, device: DeviceInfo, offered: tuple[tuple[str, tuple[Any, ...]], ...]
 ) -> dict[str, dict[Any, str]]:
     values = dict(offered)
-    joint = [axis for axis in JOINT if axis in values]
+    joint = [axis for axis in JOINT[base.subject] if axis in values]
     tried: list[tuple[dict[str, Any], list[Reason]]] = []
     for choice in product(*(values[axis] for axis in joint)):
         chosen = dict(zip(joint, choice, strict=True))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.errors import InvalidInput
+from workbench.modes import Subject
 from workbench.sweeps.results import Results
 
 FILES = {
@@ -20,6 +21,7 @@ FILES = {
     "summary.md": "md",
     "report.html": "html",
 }
+STEP_FILES = {"bench_one_batch.jsonl": "one_batch"}
 LINK_LIMIT = 12 * 2**20
 """Bytes in one download link; larger files are only on disk."""
 
@@ -54,7 +56,8 @@ def export_files(results: Results, folder: Path) -> dict[str, Path]:
     except OSError as error:
         raise InvalidInput(f"out: {folder} cannot be made ({error.strerror}); give another folder") from None
     written = {}
-    for name, kind in FILES.items():
+    steps = any(record.spec.subject is Subject.STEP and "prefill" in record.metrics for record in results.points)
+    for name, kind in {**FILES, **(STEP_FILES if steps else {})}.items():
         path = folder / name
         # The sweep's own records are already there, one line a point: they are kept as they are.
         if not (kind == "jsonl" and path.exists() and results.folder == folder):

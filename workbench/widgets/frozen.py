@@ -11,7 +11,21 @@ from typing import Any
 import pandas as pd
 
 from workbench.errors import InvalidInput
-from workbench.plots import correctness_figure, frozen_page, latency_figure, latency_svg, speedup_figure
+from workbench.plots import (
+    PHASES,
+    Timing,
+    correctness_figure,
+    frozen_page,
+    latency_figure,
+    latency_svg,
+    of_steps,
+    profile_svg,
+    speedup_figure,
+    timed,
+    timing_of,
+)
+from workbench.record import Record
+from workbench.widgets.profile import name_of
 
 PLOTLY = "application/vnd.plotly.v1+json"
 
@@ -33,17 +47,24 @@ class Frozen:
         baseline: str | Mapping[str, Any] | None = None,
         axes: Sequence[str] | None = None,
         notes: Sequence[str] = (),
+        profile: Record | None = None,
     ) -> None:
-        """Freeze the rows of `frame`; `code` and `command` repeat them."""
-        self.frame, self.code, self.command = frame.copy(), code, command
+        """Freeze the rows of `frame`, which `code` and `command` repeat, and the profile of one step."""
+        self.frame, self.code, self.command, self.profile = frame.copy(), code, command, profile
         self.baseline, self.axes, self.notes = baseline, axes, tuple(notes)
 
     def figures(self) -> list[Any]:
-        """Latency, speed-up and correctness as `go.Figure`; none where there are no results."""
+        """Latency, speed-up and correctness as `go.Figure`; none where there are no results.
+
+        Of steps the latency of the decode step and of the prefill, the one that was shown first.
+        """
         if not len(self.frame):
             return []
+        others: tuple[Timing, ...] = ("decode", "prefill") if of_steps(self.frame) else ()
+        shown = "decode" if others and timing_of(self.frame) == "device" else timing_of(self.frame)
         return [
             latency_figure(self.frame, axes=self.axes),
+            *(latency_figure(timed(self.frame, one), axes=self.axes) for one in others if one != shown),
             speedup_figure(self.frame, self.baseline, axes=self.axes),
             correctness_figure(self.frame, axes=self.axes),
         ]
@@ -59,7 +80,16 @@ class Frozen:
             notes=self.notes,
             whole=whole,
             figure=figure,
+            more=self._bars(),
         )
+
+    def _bars(self) -> str:
+        """The profile as HTML; empty where there is none."""
+        if self.profile is None:
+            return ""
+        name = html.escape(name_of(self.profile))
+        held = [phase for phase in PHASES if any(row.phase == phase for row in self.profile.profile)]
+        return "".join(f"<p>{phase} of {name}</p>{profile_svg(self.profile, phase)}" for phase in held)
 
     def bundles(self) -> list[dict[str, Any]]:
         """One mime bundle an output."""

@@ -25,6 +25,7 @@ from workbench.widgets.export import default_root, export_files, results_folder
 from workbench.widgets.frozen import Frozen
 from workbench.widgets.job import Snapshot, SweepJob
 from workbench.widgets.modes import ModePanel
+from workbench.widgets.profile import ProfileArea
 from workbench.widgets.runs import Runs
 from workbench.widgets.words import RECORDED, code_cell, is_headless, plan_line, starting_sweep
 
@@ -184,7 +185,15 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         sweep = self.runs.sweep if self.source.value == LIVE else None
         code, command = (self.code, self.cli) if sweep is None else (code_cell(sweep), sweep.command)
         frame, baseline = timed(self._frame, self.figures.timing), self.figures.chosen_baseline
-        return Frozen(frame, code=code, command=command, baseline=baseline, axes=self._axes(), notes=notes)
+        return Frozen(
+            frame,
+            code=code,
+            command=command,
+            baseline=baseline,
+            axes=self._axes(),
+            notes=notes,
+            profile=self.profile.record,
+        )
 
     def export(self, out: str | Path | None = None) -> dict[str, Path]:
         """Write the results in every format; gives name -> path.
@@ -230,6 +239,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
     def _make(self) -> None:
         self.bar = RunBar()
         self.figures = FigureArea(self._guard)
+        self.profile = ProfileArea(self._guard)
         self.keep = KeepRow(self._guard, self._freeze_here, self._export_here)
         self.source = ipywidgets.Dropdown(
             options=[(f"live, on {self._device.name}", LIVE), *((name, name) for name in self._recorded)],
@@ -257,6 +267,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
             self.bar.view,
             self.bar.error_view,
             self.figures.view,
+            self.profile.view,
             self._strip,
             self.keep.view,
             self.keep.frozen_view,
@@ -375,7 +386,7 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
         """The axes that name a line: fixed from the start, so that names do not change while points come in."""
         if self.source.value != LIVE or self.runs.sweep is None:
             return None
-        return [axis for axis, values in self.runs.sweep.axes.items() if len(values) > 1 and axis != "num_tokens"]
+        return self.runs.sweep.varying
 
     def _draw(self) -> None:
         """Show the results in both figures."""
@@ -386,6 +397,9 @@ class SweepPanel(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no 
                 frame = choose(frame, {k: v for k, v in self.modes.selection().items() if k in frame})
             self._frame = frame
             self.figures.draw(frame, self._axes())
+            keys = set(frame["key"]) if "key" in frame else set()
+            shown = [] if results is None else [record for record in results.points if record.profile]
+            self.profile.show([record for record in shown if record.key in keys])
 
 
 def Workbench(spec: RunSpec | SweepSpec | str | None = None, **options: Any) -> SweepPanel:  # noqa: N802 - reads as a class

@@ -7,7 +7,7 @@ import os
 
 from workbench.devices import DeviceInfo
 from workbench.errors import InvalidInput
-from workbench.spec import RunSpec
+from workbench.spec import SIZE_FIELD, RunSpec
 from workbench.sweeps.planner import Plan
 from workbench.sweeps.presets import preset
 from workbench.sweeps.spec import SweepSpec
@@ -25,7 +25,7 @@ def starting_sweep(spec: RunSpec | SweepSpec | str | None, device: DeviceInfo) -
     if isinstance(spec, SweepSpec):
         return spec
     if isinstance(spec, RunSpec):
-        return SweepSpec(base=spec, axes={"num_tokens": (spec.point.num_tokens,)})
+        return SweepSpec(base=spec, axes={SIZE_FIELD[spec.subject]: (spec.size,)})
     if spec is None or isinstance(spec, str):
         return preset(spec or "quick", device)
     raise InvalidInput(f"spec: must be a RunSpec, a SweepSpec or the name of a preset, not {type(spec).__name__}")
@@ -49,7 +49,7 @@ def code_cell(sweep: SweepSpec) -> str:
     """Python that runs a sweep, one axis a line."""
     axes = "".join(f"        {name!r}: {values!r},\n" for name, values in sweep.axes.items())
     base = sweep.base.to_code()
-    names = [name for name in ("LayerPoint", "Modes", "RunSpec") if f"{name}(" in base]
+    names = [name for name in ("LayerPoint", "Modes", "RunSpec", "StepPoint") if f"{name}(" in base]
     return (
         f"import workbench\nfrom workbench import {', '.join([*names, 'SweepSpec'])}\n\n"
         f"sweep = SweepSpec(\n    name={sweep.name!r},\n    axes={{\n{axes}    }},\n    base={base},\n)\n"
