@@ -68,6 +68,15 @@ def test_given_routings_are_the_oracles_too(routing: str) -> None:
     assert moe.forced is not None
 
 
+@pytest.mark.parametrize("quant", ["fp32", "bf16", "fp8_block"])
+@pytest.mark.parametrize("case", ["dense", "latent"])
+def test_a_fused_step_passes(case: str, quant: str) -> None:
+    runner = step_runner(case, quant=quant, fused=True)
+    found = judged(runner)
+    assert found.passed, found.reason
+    assert runner.network.layers[0].fused
+
+
 Break = Callable[[StepRunner, pytest.MonkeyPatch], None]
 
 

@@ -152,9 +152,15 @@ def _run(
 
 @contextmanager
 def plain_backends(layer: DecoderLayer) -> Iterator[None]:
-    """Run the layer's attention, projections and experts by their references, in its own dtype, for a while."""
+    """Run the layer's attention, projections and experts by their references, in its own dtype, for a while.
+
+    Nothing is fused meanwhile.
+    """
     changed: list[tuple[torch.nn.Module, str, object]] = []
     for module in layer.modules():
+        if hasattr(module, "fused"):
+            changed.append((module, "fused", module.fused))
+            setattr(module, "fused", False)  # noqa: B010 - modules of several kinds have it
         name = "backend" if isinstance(module, MoE) else "impl"
         if isinstance(module, (MoE, Attention, LatentAttention, Linear)):
             changed.append((module, name, getattr(module, name)))

@@ -15,6 +15,7 @@ from moe_kernels import Routing
 from torch import nn
 
 from workbench.models.network.batch import Batch
+from workbench.models.network.layer import Passed
 from workbench.models.network.moe import MoE
 from workbench.models.network.network import Network
 from workbench.runtime.step import StepRunner, next_tokens
@@ -142,8 +143,8 @@ def _hooked(network: Network, keep: Callable[[torch.Tensor], None]) -> Iterator[
     def before(_layer: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         keep(args[0])
 
-    def after(_layer: nn.Module, _args: object, out: torch.Tensor) -> None:
-        keep(out)
+    def after(_layer: nn.Module, _args: object, out: torch.Tensor | Passed) -> None:
+        keep(out.sum_SD if isinstance(out, Passed) else out)
 
     handles = [network.layers[0].register_forward_pre_hook(before)]
     handles += [layer.register_forward_hook(after) for layer in network.layers]

@@ -105,8 +105,8 @@ def _add_experts(found: dict[Place, SampleWork], index: int, moe: MoE, one: Pass
     experts = moe.experts
     count = experts.num_experts
     each = _bytes(experts.tensors().values()) / count
-    touched = one.experts.get(index, float(count))
-    slots = one.slots.get(index, one.rows * moe.gate.shape.top_k)
+    touched = one.experts.get(index, float(experts.num_routed)) + experts.num_shared
+    slots = one.slots.get(index, one.rows * moe.gate.shape.top_k) + one.rows * experts.num_shared
     operations = 2 * slots * 3 * experts.hidden_size * experts.intermediate_size
     add(found, (index, "moe"), touched * each, operations, round(touched))
     if moe.shared_gate is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from moe_kernels import PagedPrefix, decode_attention, prefill_attention
+from moe_kernels.step.turn import turn_and_write
 from torch import nn
 
 from workbench.models.network.batch import DECODE, Batch, LayerCache
@@ -25,10 +26,12 @@ class Attention(nn.Module):
         heads, kv_heads, head_dim: H, G and C.
         window: keys that a query sees, itself counted; None for all.
         impl: attention backend.
+        fused: whether heads are normed, turned and kept in one kernel.
         part: of the network, for profiles.
     """
 
     part = "attention"
+    fused = False
 
     def __init__(
         self,
@@ -53,6 +56,9 @@ class Attention(nn.Module):
     def forward(self, x_SD: torch.Tensor, batch: Batch, cache: LayerCache, turn: Turn) -> torch.Tensor:
         """Return `[S, D]`: a rank's share of the sum. Keys and values of the rows are kept in `cache`."""
         heads, kept = self.heads, self.kv_heads
+        if self.fused:
+            q_SHC, k_SGC, v_SGC = self._turned_and_written(self.qkv(x_SD), batch, cache, turn)
+            return self._mixed(q_SHC, k_SGC, v_SGC, batch, cache)
         qkv = self.qkv(x_SD).unflatten(-1, (heads + 2 * kept, self.head_dim))
         v_SGC = qkv[:, heads + kept :]
         if self.q_norm is None or self.k_norm is None:
@@ -62,6 +68,28 @@ class Attention(nn.Module):
             q_SHC = turned(self.q_norm(qkv[:, :heads]), turn)
             k_SGC = turned(self.k_norm(qkv[:, heads : heads + kept]), turn)
         cache.write(k_SGC, v_SGC, batch.slots_S)
+        return self._mixed(q_SHC, k_SGC, v_SGC, batch, cache)
+
+    def _turned_and_written(
+        self, qkv_SN: torch.Tensor, batch: Batch, cache: LayerCache, turn: Turn
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        q_norm, k_norm = self.q_norm, self.k_norm
+        return turn_and_write(
+            qkv_SN,
+            turn,
+            cache.k,
+            cache.v,
+            batch.slots_S,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            q_norm=None if q_norm is None else q_norm.weight,
+            k_norm=None if k_norm is None else k_norm.weight,
+            eps=0.0 if q_norm is None else q_norm.eps,
+        )
+
+    def _mixed(
+        self, q_SHC: torch.Tensor, k_SGC: torch.Tensor, v_SGC: torch.Tensor, batch: Batch, cache: LayerCache
+    ) -> torch.Tensor:
         scale = self.head_dim**-0.5
         if batch.kind == DECODE:
             mixed = decode_attention(

@@ -6,7 +6,8 @@ Shapes: N outputs, K inputs of a matrix; D model, F channels of an expert.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from moe_kernels import ExpertWeights, LinearWeights
@@ -31,7 +32,7 @@ from workbench.models.network.names import (
     shared_prefix,
 )
 from workbench.models.network.network import Embedding, Head, Network
-from workbench.models.network.norm import RMSNorm
+from workbench.models.network.norm import ResidualNorm, RMSNorm
 from workbench.models.network.rope import Rope, halves_order
 from workbench.models.network.shapes import MLA_FORMS, NetworkConfig
 from workbench.models.network.tensors import TensorSource
@@ -54,6 +55,7 @@ def build_network(
     attention_backend: str | None = "sdpa",
     mla_prefill: str = "expanded",
     mla_decode: str = "absorbed",
+    fused: bool = False,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
     rank: int = 0,
@@ -71,6 +73,8 @@ def build_network(
         moe_backend, split_k, reduction: how experts are run; see `moe_kernels.fused_experts`.
         attention_backend: how attention is run; see `moe_kernels.decode_attention`. None for the best.
         mla_prefill, mla_decode: `absorbed` or `expanded`; without latent attention they are not read.
+        fused: whether small kernels are fused (`Network.set_fused`), and shared experts run among the routed ones where
+            they are of their size and have no gate.
         device: where the network is.
         progress: called after each layer with how many are done, and of how many.
         rank: whose part is taken, of `config.tp_size`.
@@ -96,6 +100,7 @@ def build_network(
         attention_backend=attention_backend,
         mla_prefill=mla_prefill,
         mla_decode=mla_decode,
+        fused=fused,
     )
     builder = _Builder(config, source, form, torch.device(device), rank)
     with torch.no_grad():
@@ -115,6 +120,7 @@ class _Form:
     attention_backend: str | None
     mla_prefill: str
     mla_decode: str
+    fused: bool
 
     @property
     def dtype(self) -> torch.dtype:
@@ -139,25 +145,27 @@ class _Builder:
             layers.append(self.layer(index))
             if progress is not None:
                 progress(index + 1, total)
-        return Network(
+        made = Network(
             config,
             Embedding(embed, wrap=config.tp_size > 1),
             layers,
-            RMSNorm(self.plain(NORM), config.rms_eps),
+            self.residual_norm(NORM),
             Head(embed if config.tie_embeddings else self.plain(LM_HEAD)),
             self.rope,
             quant=self.form.quant.value,
             mla_prefill=self.form.mla_prefill,
             mla_decode=self.form.mla_decode,
         ).eval()
+        made.set_fused(self.form.fused)
+        return made
 
     def layer(self, index: int) -> DecoderLayer:
         prefix, config = layer_prefix(index), self.config
         sparse = config.is_moe_layer(index)
         return DecoderLayer(
-            self.norm(f"{prefix}input_layernorm", config.rms_eps),
+            self.residual_norm(f"{prefix}input_layernorm.weight"),
             (self.attention if config.mla is None else self.latent_attention)(index),
-            self.norm(f"{prefix}post_attention_layernorm", config.rms_eps),
+            self.residual_norm(f"{prefix}post_attention_layernorm.weight"),
             self.moe(index) if sparse else self.mlp(f"{prefix}mlp.", "mlp"),
             self.rope,
             index,
@@ -216,26 +224,40 @@ class _Builder:
         bias = self.tensor(f"{prefix}gate.e_score_correction_bias") if moe.gate.correction_bias else None
         weight = self.tensor(f"{prefix}gate.weight")
         gate = Gate(config.layer_shape, weight.to(torch.float32), None if bias is None else bias.to(torch.float32))
+        inside = shared_inside(config) if form.fused else 0
         experts = ExpertWeights.from_experts(
-            self.experts(index, moe.num_experts),
-            moe.num_experts,
+            chain(self.experts(index, moe.num_experts), self.shared_experts(index, inside)),
+            moe.num_experts + inside,
             form.quant.value,
             dtype=form.dtype,
             group_size=form.group_size,
             zero_points=form.zero_points,
         )
+        if inside:
+            experts = replace(experts, num_shared=inside)
+        apart = bool(moe.shared_intermediate_size) and not inside
         shared_gate = None
         if moe.shared_gate:
             shared_gate = self.tensor(f"{prefix}shared_expert_gate.weight").to(torch.float32)
         return MoE(
             gate,
             experts,
-            shared=self.mlp(shared_prefix(config, index), "moe") if moe.shared_intermediate_size else None,
+            shared=self.mlp(shared_prefix(config, index), "moe") if apart else None,
             shared_gate=shared_gate,
             backend=form.moe_backend,
             split_k=form.split_k,
             reduction=form.reduction,
         )
+
+    def shared_experts(self, index: int, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The shared MLP as `count` experts: each has some of its channels."""
+        if not count:
+            return
+        prefix = shared_prefix(self.config, index)
+        gate, up, down = (self.tensor(f"{prefix}{part}_proj.weight") for part in ("gate", "up", "down"))
+        parts = (gate.chunk(count), up.chunk(count), down.chunk(count, dim=1))
+        for gate_FD, up_FD, down_DF in zip(*parts, strict=True):
+            yield torch.cat((gate_FD, up_FD)), down_DF
 
     def experts(self, index: int, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         stacks = self.source.expert_stacks(index)
@@ -246,6 +268,9 @@ class _Builder:
         for expert in range(count):
             gate, up, down = expert_names(self.config, index, expert)
             yield torch.cat((self.tensor(gate), self.tensor(up))), self.tensor(down)
+
+    def residual_norm(self, name: str) -> ResidualNorm:
+        return ResidualNorm(self.plain(name), self.config.rms_eps)
 
     def norm(self, name: str, eps: float) -> RMSNorm:
         return RMSNorm(self.plain(f"{name}.weight"), eps)
@@ -294,3 +319,15 @@ class _Builder:
         if part is not None:
             found = found.narrow(*part).clone()
         return found.to(self.device)
+
+
+def shared_inside(config: NetworkConfig) -> int:
+    """As how many experts of the routed ones' size shared experts can be run among them; 0 where they cannot.
+
+    They cannot where they have a gate of their own, or channels that are no multiple of an expert's.
+    """
+    moe = config.moe
+    if moe is None or moe.shared_gate or not moe.shared_intermediate_size:
+        return 0
+    channels = moe.intermediate_size // config.tp_size
+    return config.rank_shared // channels if config.rank_shared % channels == 0 else 0

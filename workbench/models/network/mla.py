@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import torch
 from moe_kernels import PagedPrefix, decode_attention, mla_decode_attention, prefill_attention
+from moe_kernels.step.heads import absorb_queries, expand_values
+from moe_kernels.step.turn import latent_turn_and_write
 from torch import nn
 
 from workbench.errors import InvalidInput
@@ -38,10 +40,13 @@ class LatentAttention(nn.Module):
             and values of every head; prefill writes what decode reads.
         scale: of the scores.
         impl: attention backend.
+        fused: whether absorbed decode norms, turns and keeps the latent in one kernel, and has one for each product
+            with a matrix of every head.
         part: of the network, for profiles.
     """
 
     part = "attention"
+    fused = False
 
     def __init__(
         self,
@@ -77,6 +82,8 @@ class LatentAttention(nn.Module):
             InvalidInput: absorbed prefill over a prefix that is kept expanded, which no longer has its latent.
         """
         mla = self.mla
+        if self.fused and batch.kind == DECODE and self.decode == "absorbed":
+            return self._fused_decode(x_SD, batch, cache, turn)
         q, latent_SC, k_rope_SR = self.down(x_SD).split(
             [self.down.weights.N - mla.latent_dim, mla.kv_lora_rank, mla.qk_rope_head_dim], dim=-1
         )
@@ -106,6 +113,38 @@ class LatentAttention(nn.Module):
             assert keys is not None
             mixed_SHV = self._plain(torch.cat((q_nope_SHN, q_rope_SHR), -1), *keys, batch, cache)
         out_SD: torch.Tensor = self.out(mixed_SHV.flatten(1))
+        return out_SD
+
+    def _fused_decode(self, x_SD: torch.Tensor, batch: Batch, cache: LayerCache, turn: Turn) -> torch.Tensor:
+        mla = self.mla
+        assert cache.latent is not None
+        assert self.w_uk_HNC is not None
+        assert self.w_uv_HVC is not None
+        down_SN, q_SM = self.down(x_SD), None
+        if self.q_norm is not None and self.q_up is not None:
+            q_SM = self.q_up(self.q_norm(down_SN[:, : self.down.weights.N - mla.latent_dim]))
+        q_nope_SHN, q_SHL, _ = latent_turn_and_write(
+            down_SN,
+            turn,
+            cache.latent,
+            batch.slots_S,
+            heads=self.heads,
+            nope_dim=mla.qk_nope_head_dim,
+            kv_norm=self.kv_norm.weight,
+            eps=self.kv_norm.eps,
+            q_SM=q_SM,
+        )
+        absorb_queries(q_nope_SHN, self.w_uk_HNC, q_SHL[..., : mla.kv_lora_rank])
+        mixed_SHC = mla_decode_attention(
+            q_SHL,
+            cache.latent,
+            batch.page_table_BP,
+            batch.seq_lens_B,
+            kv_lora_rank=mla.kv_lora_rank,
+            scale=self.scale,
+            impl=self.impl,
+        )
+        out_SD: torch.Tensor = self.out(expand_values(mixed_SHC, self.w_uv_HVC).flatten(1))
         return out_SD
 
     def _absorbed(

@@ -5,8 +5,11 @@ Shapes: S rows, D model, E experts, K experts a token, R rows of one expert, F c
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from moe_kernels import ExpertWeights, Routing, fused_experts
+from moe_kernels import ExpertWeights, Routing, fused_experts, prepare_routing
+from moe_kernels.step.router import router_logits
 from torch import nn
 
 from workbench.models.network.mlp import MLP
@@ -21,10 +24,12 @@ class Gate(nn.Module):
         shape: of the layer, whose rule it is.
         weight: float32 `[E, D]`.
         bias: float32 `[E]`, added to the scores that choose; None for none.
+        fused: whether logits are made in one kernel, with no float32 copy of the rows.
         part: of the network, for profiles.
     """
 
     part = "gate"
+    fused = False
 
     def __init__(self, shape: ModelShape, weight_ED: torch.Tensor, bias_E: torch.Tensor | None) -> None:
         super().__init__()
@@ -33,6 +38,8 @@ class Gate(nn.Module):
 
     def forward(self, x_SD: torch.Tensor) -> Routing:
         """The routing of every row."""
+        if self.fused:
+            return gated(self.shape, router_logits(x_SD, self.weight), self.bias)
         return gated(self.shape, nn.functional.linear(x_SD.to(torch.float32), self.weight), self.bias)
 
     def tensors(self) -> list[torch.Tensor]:
@@ -45,12 +52,13 @@ class MoE(nn.Module):
 
     Attributes:
         gate: chooses experts.
-        experts: the routed ones.
-        shared: those that every token passes, as one MLP; None for none.
+        experts: the routed ones, and after them shared ones where these are run in the same kernels.
+        shared: those that every token passes, as one MLP; None for none, or where they are among `experts`.
         shared_gate: float32 `[1, D]`, whose sigmoid weighs the shared ones (Qwen2); None for weight 1.
         backend: `impl` of `fused_experts`.
         split_k, reduction: as `fused_experts` takes them.
         exact: compute in float32 from dequantised experts, of which one is held at a time.
+        fused: whether the sum with shared experts is left to the norm after it.
         forced: a routing to use in place of the gate's; None for the gate's.
         keep_routing: whether `last_routing` is kept.
         last_routing: of the last call.
@@ -58,6 +66,7 @@ class MoE(nn.Module):
     """
 
     part = "moe"
+    fused = False
 
     def __init__(
         self,
@@ -80,13 +89,14 @@ class MoE(nn.Module):
         self.keep_routing = False
         self.last_routing: Routing | None = None
 
-    def forward(self, x_SD: torch.Tensor) -> torch.Tensor:
-        """Return `[S, D]`: a rank's share of the sum."""
+    def forward(self, x_SD: torch.Tensor) -> Any:
+        """Return `[S, D]`, a rank's share of the sum; where fused, `(routed, shared)` if their sum is left to make."""
         routing = self.gate(x_SD) if self.forced is None else self.forced
         if self.keep_routing:
             self.last_routing = routing
         if self.exact:
-            out_SD: torch.Tensor = exact_experts(x_SD, self.experts, routing)
+            whole = prepare_routing(routing, self.experts.num_routed, self.experts.num_shared)
+            out_SD: torch.Tensor = exact_experts(x_SD, self.experts, whole)
         else:
             out_SD = fused_experts(
                 x_SD, self.experts, routing, split_k=self.split_k, reduction=self.reduction, impl=self.backend
@@ -94,6 +104,8 @@ class MoE(nn.Module):
         if self.shared is None:
             return out_SD
         shared_SD: torch.Tensor = self.shared(x_SD)
+        if self.shared_gate is None and self.fused and not self.exact:
+            return out_SD, shared_SD
         if self.shared_gate is None:
             return out_SD + shared_SD  # both rounded to the compute dtype before, their sum once more
         weight_S1: torch.Tensor = nn.functional.linear(x_SD.to(torch.float32), self.shared_gate).sigmoid()

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from workbench.models.network.batch import Batch, Cache
-from workbench.models.network.layer import DecoderLayer
-from workbench.models.network.norm import RMSNorm
+from workbench.models.network.batch import DECODE, Batch, Cache
+from workbench.models.network.layer import DecoderLayer, Passed
+from workbench.models.network.norm import ResidualNorm
 from workbench.models.network.rope import Rope
 from workbench.models.network.shapes import NetworkConfig
 
@@ -75,6 +75,7 @@ class Network(nn.Module):
         embed, layers, norm, lm_head: its parts.
         mla_prefill, mla_decode: form of latent attention; `mla_decode` says what the cache keeps.
         quant: format of projections and experts.
+        fused: whether small kernels between the products are fused, as `set_fused` says.
         dtype: of activations, embedding, norms and output.
         device: where it runs.
     """
@@ -84,7 +85,7 @@ class Network(nn.Module):
         config: NetworkConfig,
         embed: Embedding,
         layers: Sequence[DecoderLayer],
-        norm: RMSNorm,
+        norm: ResidualNorm,
         lm_head: Head,
         rope: Rope,
         *,
@@ -97,6 +98,7 @@ class Network(nn.Module):
         self.embed, self.norm, self.lm_head, self.rope = embed, norm, lm_head, rope
         self.layers = nn.ModuleList(layers)
         self.quant = quant
+        self.fused = False
         self.mla_prefill, self.mla_decode = mla_prefill, mla_decode
 
     @property
@@ -111,24 +113,50 @@ class Network(nn.Module):
 
     def forward(self, batch: Batch, cache: Cache) -> torch.Tensor:
         """Logits after the last row of each sequence: float32 `[B, V]`. Keys and values are kept in `cache`."""
-        return self.logits(self.hidden_states(batch, cache)[batch.last_S])
+        state = self._states(batch, cache)
+        if batch.kind != DECODE:  # every row of a decode step is a last one
+            state = state.rows(batch.last_S)
+        if not self.fused:
+            return self.logits(state.x_SD)
+        logits_BV: torch.Tensor = self.lm_head(self.norm(*state).normed_SD)
+        return logits_BV
 
     def hidden_states(self, batch: Batch, cache: Cache) -> torch.Tensor:
         """What the last layer gives for every row, before the final norm: `[S, D]`."""
+        state = self._states(batch, cache)
+        return state.sum_SD
+
+    def _states(self, batch: Batch, cache: Cache) -> Passed:
+        """The last layer's output; nothing is left to be added where layers are not fused."""
         x_SD: torch.Tensor = self.embed(batch.token_ids_S)
         turn = self.rope(batch.positions_S)
+        state = Passed(x_SD, None, None)
         for layer, own in zip(self.layers, cache.layers, strict=True):
-            x_SD = layer(x_SD, batch, own, turn)
-        return x_SD
+            if self.fused:
+                state = layer(state.x_SD, batch, own, turn, state.delta_SD, state.also_SD)
+            else:
+                state = Passed(layer(state.x_SD, batch, own, turn), None, None)
+        return state
 
     def logits(self, x_SD: torch.Tensor) -> torch.Tensor:
         """Final norm and output of any rows of `hidden_states`: float32 `[S, V]`."""
-        logits_SV: torch.Tensor = self.lm_head(self.norm(x_SD))
+        normed = self.norm(x_SD)
+        logits_SV: torch.Tensor = self.lm_head(normed.normed_SD if self.fused else normed)
         return logits_SV
 
     def exact_logits(self, x_SD: torch.Tensor) -> torch.Tensor:
         """The same in float32 from float32 rows, the output's matrix upcast for the length of the call."""
         return nn.functional.linear(self.norm.upcast()(x_SD), self.lm_head.weight.to(torch.float32))
+
+    def set_fused(self, fused: bool) -> None:
+        """Fuse what stands between the matrix products, or do not.
+
+        That is norms with the sums before them, heads' norms, turns and writes to the cache, the gate's logits, gated
+        products, and products with matrices of every head.
+        """
+        for module in self.modules():
+            if hasattr(module, "fused"):
+                setattr(module, "fused", fused)  # noqa: B010 - modules of several kinds have it
 
     @property
     def weight_bytes(self) -> int:
