@@ -36,7 +36,7 @@ class Compile(StrEnum):
 
 
 class Graph(StrEnum):
-    """CUDA graph around the layer."""
+    """CUDA graph around the layer, or around each decode step."""
 
     DISABLED = "disabled"
     FULL = "full"
@@ -64,6 +64,24 @@ class Mla(StrEnum):
 
     ABSORBED = "absorbed"
     EXPANDED = "expanded"
+
+
+class Fusion(StrEnum):
+    """Whether a step's small kernels are fused.
+
+    `on`: those between products are one kernel where they can be (norm with residual, heads turned and kept), and
+    shared experts run inside the MoE kernel; `off`: each is its own.
+    """
+
+    OFF = "off"
+    ON = "on"
+
+
+class CompileScope(StrEnum):
+    """How much of a decode step `torch.compile` sees: `all` of it, or everything but its MoE layers."""
+
+    ALL = "all"
+    SKIP_MOE = "skip_moe"
 
 
 class RoutingKind(StrEnum):

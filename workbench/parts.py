@@ -17,6 +17,8 @@ from workbench.modes import (
     ActivationScale,
     Cache,
     Compile,
+    CompileScope,
+    Fusion,
     Graph,
     Mla,
     Quant,
@@ -73,6 +75,8 @@ def member(value: object, info: ValidationInfo) -> object:
         "reduction": Reduction,
         "mla_prefill": Mla,
         "mla_decode": Mla,
+        "fusion": Fusion,
+        "compile_scope": CompileScope,
         "routing": RoutingKind,
         "l2": L2,
         "cache": Cache,
@@ -115,6 +119,11 @@ class Modes(Frozen):
         reduction: how those parts are added up, where there is more than one.
         attention_backend: of a step: `reference`, `sdpa`, `triton` or a registered name.
         mla_prefill, mla_decode: of a step whose model has latent attention.
+        fusion: of a step: whether its small kernels are fused.
+        compile_scope: of a step that is compiled: what of it.
+        max_compile_batch: batches above it run uncompiled, in a step that is compiled; None for no limit.
+        max_capture_batch: largest batch size that `graph` `full` of a step captures, beside the smaller ones that
+            others are padded to; a batch above it runs eager. None captures the point's own batch size alone.
         routing: `balanced` where nothing is said for a layer, `model` for a step.
         zipf_exponent: counts for `zipf` routing only.
     """
@@ -132,6 +141,10 @@ class Modes(Frozen):
     attention_backend: Name = "sdpa"
     mla_prefill: Annotated[Mla, BeforeValidator(member)] = Mla.EXPANDED
     mla_decode: Annotated[Mla, BeforeValidator(member)] = Mla.ABSORBED
+    fusion: Annotated[Fusion, BeforeValidator(member)] = Fusion.OFF
+    compile_scope: Annotated[CompileScope, BeforeValidator(member)] = CompileScope.ALL
+    max_compile_batch: Annotated[Positive | None, Field(le=MAX_BATCH)] = None
+    max_capture_batch: Annotated[Positive | None, Field(le=MAX_BATCH)] = None
     routing: Annotated[RoutingKind, BeforeValidator(member)] = RoutingKind.BALANCED
     zipf_exponent: float = Field(default=1.2, gt=0, le=10)
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from workbench.errors import InvalidInput
 from workbench.spec import Frozen, RunSpec
 from workbench.step_record import STEP_METRICS as STEP_METRICS
+from workbench.step_record import CaptureRow as CaptureRow
 from workbench.step_record import ProfileRow as ProfileRow
 from workbench.step_record import StepCheck as StepCheck
 
@@ -197,7 +198,8 @@ class Record(Frozen):
 
     `resolved` holds what was in force where that can differ from what was asked (device, backend, kernel config and its
     source, captured size, data kind). `metrics` of a layer hold `latency`; those of a step the names of `STEP_METRICS`.
-    `profile` says where a step's time goes, where that was asked for. `notes` are sentences to show beside the result.
+    `captures` say what the graph of each batch size of a step cost, the largest first; `profile` says where a step's
+    time goes, where that was asked for. `notes` are sentences to show beside the result.
     `extra` keeps fields of imported files that have no place here. Every string may come from a file and must be
     escaped before it becomes HTML.
     """
@@ -213,6 +215,7 @@ class Record(Frozen):
     memory: Memory = Memory()
     work: Work | None = None
     correctness: Correctness | None = None
+    captures: tuple[CaptureRow, ...] = ()
     profile: tuple[ProfileRow, ...] = ()
     environment: Environment
     command: str = ""

@@ -33,7 +33,15 @@ POINTS: dict[Subject, type[LayerPoint] | type[StepPoint]] = {
 }
 SIZE_FIELD: dict[Subject, str] = {Subject.MOE_LAYER: "num_tokens", Subject.STEP: "batch_size"}
 """The field that figures have along their x axis."""
-STEP_MODES = ("attention_backend", "mla_prefill", "mla_decode")
+STEP_MODES = (
+    "attention_backend",
+    "mla_prefill",
+    "mla_decode",
+    "fusion",
+    "compile_scope",
+    "max_compile_batch",
+    "max_capture_batch",
+)
 STEP_FIELDS = ("num_layers", *STEP_MODES, *StepPoint.model_fields)
 LAYER_FIELDS = tuple(LayerPoint.model_fields)
 """Fields that have a meaning for one subject alone."""

@@ -1,4 +1,4 @@
-"""What a `Record` holds of a whole step alone: its metrics' names, its check, its profile. No torch here."""
+"""What a `Record` holds of a whole step alone: names of metrics, its check, its graphs, its profile. No torch here."""
 
 from __future__ import annotations
 
@@ -47,6 +47,22 @@ class StepCheck(Frozen):
     positions: int
     routing_flips: int = 0
     layer_errors: tuple[float | None, ...] = ()
+
+
+class CaptureRow(Frozen):
+    """What the graph of one batch size cost.
+
+    Attributes:
+        size: sequences.
+        capture_s: seconds of warming up and capturing.
+        held_bytes: device memory that was reserved for it on top of the larger sizes.
+        kernels: kernels inside the graph; None where they were not counted.
+    """
+
+    size: int = Field(ge=1)
+    capture_s: float = Field(ge=0)
+    held_bytes: int = Field(ge=0)
+    kernels: int | None = Field(default=None, ge=0)
 
 
 class ProfileRow(Frozen):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from moe_kernels.attention.registry import find_attention_backend
 from moe_kernels.attention.rules import AttentionKind, builtin_attention_reasons
+from moe_kernels.step.rules import step_reasons as fused_reasons
 
 from workbench.arithmetic import compute_dtype
 from workbench.devices import DeviceInfo
@@ -14,10 +16,20 @@ from workbench.models.network.choose import choose_network
 from workbench.models.network.memory import GIB, StepMemory, spec_memory
 from workbench.models.network.shapes import NetworkConfig
 from workbench.models.shapes import router_reason
-from workbench.modes import ATTENTION_BACKENDS, L2, ActivationScale, Compile, Graph, Mla, RoutingKind
-from workbench.parts import Modes, StepPoint
+from workbench.modes import (
+    ATTENTION_BACKENDS,
+    L2,
+    ActivationScale,
+    Compile,
+    CompileScope,
+    Fusion,
+    Graph,
+    Mla,
+    RoutingKind,
+)
+from workbench.parts import MAX_BATCH, Modes, StepPoint
 from workbench.spec import RunSpec
-from workbench.support import Reason, backend_reasons, compiler_reasons, ended, meaningless
+from workbench.support import Reason, backend_reasons, compiler_reasons, ended, graph_reasons, meaningless
 
 _PLAIN = Modes()
 _MEMORY_MODES = ("quant", "group_size", "zero_points", "mla_prefill", "mla_decode")
@@ -37,13 +49,16 @@ def step_reasons(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
     """Why the step `spec` cannot run on `device`. Raises what `step_network` does."""
     chosen = choose_network(spec)
     config = chosen.config
-    reasons = [*_meaningless(spec, config), *_not_yet(spec), *_perplexity(spec, bool(chosen.files.weights))]
+    reasons = [*_meaningless(spec, config), *_perplexity(spec, bool(chosen.files.weights))]
+    reasons += [*graph_reasons(spec, device), *_graphs_and_compile(spec, config, device)]
     kernels = "attention_backend" if spec.modes.attention_backend == "triton" else ""
+    if spec.modes.fusion is Fusion.ON:
+        kernels = "fusion"
     moe = config.moe is not None
     own = spec if moe else spec.replace(moe_backend=_PLAIN.moe_backend, split_k=None, reduction=_PLAIN.reduction)
     reasons += compiler_reasons(own, device, kernels=kernels)
     if moe:
-        reasons += backend_reasons(spec, config.layer_shape, device)
+        reasons += backend_reasons(spec, config.layer_shape, device, compiled=compiled_part(spec, moe=True))
         if (
             spec.experts is None
             and spec.modes.routing is RoutingKind.MODEL
@@ -95,18 +110,40 @@ def _meaningless(spec: RunSpec, config: NetworkConfig) -> list[Reason]:
     return reasons
 
 
-def _not_yet(spec: RunSpec) -> list[Reason]:
-    """Modes that a step does not have."""
-    reasons = []
-    if spec.modes.compile is not Compile.NONE:
-        reasons.append(Reason("compile", f"A step runs eager; compile {spec.modes.compile} is for subject moe_layer."))
-    if spec.modes.graph is not Graph.DISABLED:
+def compiled_part(spec: RunSpec, *, moe: bool) -> bool:
+    """Whether decode steps of this batch run compiled: their MoE layers, or else everything beside them."""
+    modes = spec.modes
+    if modes.compile is Compile.NONE or spec.step_point.batch_size > (modes.max_compile_batch or MAX_BATCH):
+        return False
+    return not moe or modes.compile_scope is CompileScope.ALL
+
+
+def _graphs_and_compile(spec: RunSpec, config: NetworkConfig, device: DeviceInfo) -> list[Reason]:
+    """Why decode steps are not compiled, captured or fused as the fields say."""
+    modes, reasons = spec.modes, []
+    if modes.dynamic:
         reasons.append(
-            Reason("graph", f"A step runs without graphs; graph {spec.modes.graph} is for subject moe_layer.")
+            Reason("dynamic", "dynamic is for subject moe_layer; each batch size of a step is compiled by itself.")
         )
-    if spec.modes.dynamic:
-        reasons.append(Reason("dynamic", "dynamic is for compiled code, and a step runs eager; it must be off."))
+    if modes.compile is Compile.NONE:
+        for name, value in (("compile_scope", modes.compile_scope), ("max_compile_batch", modes.max_compile_batch)):
+            if value != (plain := getattr(_PLAIN, name)):
+                allowed = f"with compile none only {'none' if plain is None else plain} is allowed"
+                reasons.append(Reason(name, f"{name} {value} is for compiled steps; {allowed}."))
+    if modes.compile_scope is CompileScope.SKIP_MOE and config.moe is None:
+        why = f"compile_scope skip_moe is for models with experts, which {config.name} does not have"
+        reasons.append(Reason("compile_scope", f"{why}; only all is allowed."))
+    if modes.max_capture_batch is not None and modes.graph is not Graph.FULL:
+        why = f"max_capture_batch {modes.max_capture_batch} is for graph full"
+        reasons.append(Reason("max_capture_batch", f"{why}; with graph {modes.graph} only none is allowed."))
+    if modes.fusion is Fusion.ON:
+        reasons += [Reason("fusion", f"Fused kernels need Triton: {text}") for text in kernel_reasons(device.type)]
     return reasons
+
+
+def kernel_reasons(device_type: str) -> list[str]:
+    """Why the fused kernels of a step do not run there."""
+    return [ended(text) for text in fused_reasons("triton", device_type)]
 
 
 def _perplexity(spec: RunSpec, trained: bool) -> list[Reason]:
@@ -125,6 +162,8 @@ def _perplexity(spec: RunSpec, trained: bool) -> list[Reason]:
 
 def _attention(spec: RunSpec, config: NetworkConfig, device: DeviceInfo) -> list[Reason]:
     name, dtype = spec.modes.attention_backend, compute_dtype(spec.modes.quant).value
+    # Decode steps alone are compiled and captured; a prefill runs as it comes.
+    graph, compiled = spec.modes.graph is Graph.FULL, compiled_part(spec, moe=False)
     sentences: list[str] = []
     for kind, kv_heads, head_dim, value_dim in _operations(spec, config):
         if name in ATTENTION_BACKENDS:
@@ -135,6 +174,7 @@ def _attention(spec: RunSpec, config: NetworkConfig, device: DeviceInfo) -> list
                 dtype=dtype,
                 head_dim=head_dim,
                 v_head_dim=value_dim,
+                graph=graph and kind != AttentionKind.PREFILL,
                 capability=device.capability,
             )
         elif (registered := find_attention_backend(name)) is not None:
@@ -151,8 +191,8 @@ def _attention(spec: RunSpec, config: NetworkConfig, device: DeviceInfo) -> list
                 v_head_dim=value_dim,
                 page_size=spec.step_point.page_size if kind != AttentionKind.PREFILL else None,
                 window=config.sliding_window,
-                compile=False,
-                graph=False,
+                compile=compiled and kind != AttentionKind.PREFILL,
+                graph=graph and kind != AttentionKind.PREFILL,
             )
         else:
             allowed = choices([*ATTENTION_BACKENDS, "a registered name"])
@@ -179,11 +219,24 @@ def _memory(spec: RunSpec, config: NetworkConfig, device: DeviceInfo) -> list[Re
         return []
     # Other modes say nothing about memory: without them a panel that tries them all asks once.
     kept = {name: getattr(spec.modes, name) for name in _MEMORY_MODES}
-    need = _need(config, Modes(**kept), spec.step_point)
+    modes, point = Modes(**kept), spec.step_point
+    alone = need = _need(config, modes, point)
+    if (most := cache_batch(spec)) > point.batch_size:
+        larger = point.model_copy(update={"batch_size": most})
+        need = replace(alone, kv_cache_bytes=_need(config, modes, larger).kv_cache_bytes)
     if need.total <= device.memory_bytes:
         return []
     sentence = f"{need.sentence(config.name, None, '')}; {device.name} has {device.memory_bytes / GIB:.2f} GiB."
+    if alone.total <= device.memory_bytes:
+        return [Reason("max_capture_batch", sentence)]
     return [Reason("batch_size" if need.weight_bytes <= device.memory_bytes else "model", sentence)]
+
+
+def cache_batch(spec: RunSpec) -> int:
+    """Sequences that the KV cache of a step has room for: its batch, and the largest that is captured."""
+    modes = spec.modes
+    captured = modes.max_capture_batch if modes.graph is Graph.FULL else None
+    return max(spec.step_point.batch_size, captured or 1)
 
 
 @lru_cache(maxsize=256)

@@ -57,7 +57,7 @@ def find_reasons(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
 
         return step_reasons(spec, device)
     shape = model_shape(spec)
-    reasons = [*meaningless(spec.modes), *_modes(spec, device), *compiler_reasons(spec, device)]
+    reasons = [*meaningless(spec.modes), *graph_reasons(spec, device), *compiler_reasons(spec, device)]
     reasons += backend_reasons(spec, shape, device)
     if spec.modes.routing is RoutingKind.MODEL and (why := router_reason(shape)):
         reasons.append(Reason("routing", ended(f"The model's router cannot be run: {why}")))
@@ -107,7 +107,8 @@ def meaningless(modes: Modes) -> list[Reason]:
     return reasons
 
 
-def _modes(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
+def graph_reasons(spec: RunSpec, device: DeviceInfo) -> list[Reason]:
+    """Why CUDA graphs, ours or inductor's, cannot be recorded here, or not both."""
     modes, reasons = spec.modes, []
     if modes.graph is Graph.FULL and device.type != "cuda":
         reasons.append(Reason("graph", "CUDA graphs need a GPU."))
@@ -170,10 +171,14 @@ def python_headers() -> bool:
     return Path(sysconfig.get_paths()["include"], "Python.h").is_file()
 
 
-def backend_reasons(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> list[Reason]:
-    """Why `moe_backend` cannot run experts of this shape."""
+def backend_reasons(
+    spec: RunSpec, shape: ModelShape, device: DeviceInfo, *, compiled: bool | None = None
+) -> list[Reason]:
+    """Why `moe_backend` cannot run experts of this shape; `compiled` tells it apart from what else is compiled."""
     name = spec.modes.moe_backend
-    compiled, graph = spec.modes.compile is not Compile.NONE, spec.modes.graph is Graph.FULL
+    graph = spec.modes.graph is Graph.FULL
+    if compiled is None:
+        compiled = spec.modes.compile is not Compile.NONE
     if name in BUILTIN_BACKENDS:
         sentences = builtin_reasons(
             name,

@@ -11,7 +11,7 @@ import torch
 from step_cases import step_runner
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
-from test_step_graph import Playback, captured
+from test_step_decode import Playback, captured
 
 from workbench.check.step import check_step
 from workbench.check.step_mode import check_mode

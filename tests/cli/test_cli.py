@@ -149,7 +149,11 @@ def commands_wrapped(function: Any) -> Any:
         ),
         (["sweep", "--top-k", "9", "--device", "cpu"], "top_k: "),
         (["sweep", "--model", "gpt-17", "--device", "cpu"], "model: must be smollm2-135m, mixtral-8x7b, "),
-        (["sweep", "--preset", "all"], "preset: must be main, quick, shapes, fused-moe-splitk or steps, not 'all'"),
+        (
+            ["sweep", "--preset", "all"],
+            "preset: must be main, quick, shapes, fused-moe-splitk, steps, "
+            "moe-torch-compile or cuda-graph-attention, not 'all'",
+        ),
         (["sweep", "--axis", "num_tokens=16,1"], "num_tokens: must be in ascending order, not 16, 1"),
         (
             ["sweep", "--axis", "num_tokens=1", "--num-tokens", "2"],

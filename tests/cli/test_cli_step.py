@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from workbench.cli import app
+from workbench.devices import DeviceInfo
 from workbench.engines.fake import FakeEngine
 from workbench.record import ProfileRow, Status
 from workbench.report.one_batch import read_one_batch
@@ -16,6 +17,7 @@ from workbench.spec import RunSpec
 from workbench.sweeps import runner
 
 RUNNER = CliRunner()
+H200 = DeviceInfo(type="cuda", name="NVIDIA H200", torch_device="cuda:0", capability=(9, 0), memory_bytes=150 * 2**30)
 STEP = ["--subject", "step", "--quant", "fp32", "--device", "cpu"]
 
 
@@ -45,6 +47,23 @@ def test_run_prints_the_lines_then_the_check_then_where_the_time_goes(engine: Fa
     assert "workbench run --subject step --device cpu --quant fp32 --batch-size 4" in result.stdout
 
 
+def test_run_prints_what_each_graph_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = FakeEngine(device=H200)
+    monkeypatch.setattr(runner, "open_engine", lambda engine, device: (made, True))
+    argv = ["--quant", "fp32", "--batch-size", "3", "--graph", "full", "--max-capture-batch", "16"]
+    result = RUNNER.invoke(app, ["run", "--subject", "step", *argv, "--compile", "default", "--max-compile-batch", "4"])
+    assert result.exit_code == 0, result.stderr
+    text = re.sub(r" +", " ", result.stdout)
+    assert "Graphs, in the order of capture; capture error mode thread_local" in text
+    assert re.search(r"^ ?batch seconds MiB kernels", text, re.M)
+    assert re.search(r"^ ?16 0\.50 30\.0 364", text, re.M)
+    assert re.search(r"^ ?1 0\.50 1\.0 364", text, re.M)
+    assert re.search(r"^ ?all 2\.50 34\.0", text, re.M)
+    assert "captured_size = 4" in text
+    assert "graph_breaks = 0" in text
+    assert re.search(r"^compile 2\.00 s", text, re.M)
+
+
 def test_a_failed_step_has_no_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failing = FakeEngine(fail=lambda spec: Status.OUT_OF_MEMORY)
     monkeypatch.setattr(runner, "open_engine", lambda engine, device: (failing, True))
@@ -69,7 +88,9 @@ def test_a_failed_step_has_no_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             ["profile", "--device", "cpu", "--subject", "moe_layer"],
             "subject: must be step for a profile, not moe_layer",
         ),
-        (["profile", "--device", "cpu", "--compile", "default"], "compile: A step runs eager; compile default is for "),
+        (["profile", "--device", "cpu", "--graph", "full"], "graph: CUDA graphs need a GPU"),
+        (["run", "--fusion", "on"], "fusion: is for subject step; a moe_layer is measured at num_tokens"),
+        (["run", *STEP, "--max-capture-batch", "0"], "max_capture_batch: must be a whole number of at least 1, not 0"),
     ],
 )
 def test_bad_input_is_one_sentence(engine: FakeEngine, argv: list[str], sentence: str) -> None:
@@ -129,7 +150,10 @@ def test_modes_of_a_step_say_what_it_has_and_what_a_layer_may(engine: FakeEngine
     text = re.sub(r" +", " ", result.stdout)
     assert "\nsubject step* available" in text
     assert "\nsubject moe_layer unavailable model: " in text
-    assert "\ncompile default unavailable A step runs eager" in text
+    assert "\ngraph full unavailable CUDA graphs need a GPU." in text
+    assert "\nfusion off* available" in text
+    assert "\nfusion on unavailable Fused kernels need Triton: " in text
+    assert "\ncompile_scope skip_moe unavailable compile_scope skip_moe is for compiled steps" in text
     assert "\nattention_backend sdpa* available" in text
     assert "\nmla_decode expanded unavailable mla_decode expanded is for models with latent attention" in text
     layer = re.sub(r" +", " ", RUNNER.invoke(app, ["modes", "--device", "cpu"]).stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from workbench.devices import DeviceInfo
 from workbench.engines.fake import NOTE, FakeEngine
 from workbench.errors import InvalidInput
 from workbench.models.network.choose import choose_network
@@ -11,6 +12,7 @@ from workbench.models.network.memory import spec_memory
 from workbench.record import STEP_METRICS, Record, Status
 from workbench.spec import RunSpec
 
+H200 = DeviceInfo(type="cuda", name="NVIDIA H200", torch_device="cuda:0", capability=(9, 0), memory_bytes=150 * 2**30)
 STEP = RunSpec.from_flat({"subject": "step", "quant": "fp32", "batch_size": 4, "input_len": 100, "output_len": 5})
 
 
@@ -59,9 +61,28 @@ def test_without_decode_steps_and_with_perplexity() -> None:
     assert record.median("perplexity") == 12.5
 
 
+def test_a_graph_has_a_row_a_size_and_says_what_was_in_force() -> None:
+    engine = FakeEngine(device=H200)
+    spec = STEP.replace(graph="full", max_capture_batch=20, compile="default", max_compile_batch=2, batch_size=9)
+    record = engine.run(spec)
+    assert [one.size for one in record.captures] == [20, 16, 8, 4, 2, 1]
+    assert (record.resolved["graph"], record.resolved["captured_size"]) == ("full", 16)
+    assert record.resolved["compile"] == "none"
+    assert record.memory.graph_bytes == sum(one.held_bytes for one in record.captures)
+    assert record.startup.capture_s == pytest.approx(sum(one.capture_s for one in record.captures))
+    assert Record.from_json(record.to_json()) == record
+    eager = engine.run(spec.replace(batch_size=21))
+    assert (eager.resolved["graph"], eager.resolved["captured_size"]) == ("eager", None)
+    own = engine.run(spec.replace(max_capture_batch=None, batch_size=2))
+    assert [one.size for one in own.captures] == [2]
+    assert own.resolved["compile"] == "default"
+    assert own.startup.compile_cache == "warm"
+    assert own.environment.device_type == "cuda"
+
+
 def test_what_a_step_cannot_run_is_unsupported_or_refused() -> None:
-    record = FakeEngine().run(STEP.replace(compile="default"))
+    record = FakeEngine().run(STEP.replace(graph="full"))
     assert record.status is Status.UNSUPPORTED
-    assert record.reason.startswith("A step runs eager")
+    assert record.reason == "CUDA graphs need a GPU."
     with pytest.raises(InvalidInput, match="top_k: smollm2-135m has no experts"):
         FakeEngine().run(STEP.replace(top_k=2))

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "check"))
 from step_cases import CONFIGS
 
 from workbench.devices import Datasheet, find_device
-from workbench.engines import run_profile, step_point
+from workbench.engines import run_profile, step_modes, step_point
 from workbench.engines.environment import device_environment
 from workbench.engines.faults import Cancelled
 from workbench.engines.lock import DeviceLock
@@ -167,8 +167,7 @@ def test_too_fast_to_be_true(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"compile": "default"}, "A step runs eager"),
-        ({"graph": "full"}, "A step runs"),
+        ({"graph": "full"}, "CUDA graphs need a GPU"),
         ({"moe_backend": "none_such"}, "moe_backend"),
         ({"attention_backend": "none_such"}, "attention_backend: must be"),
         ({"num_layers": 9}, "num_layers"),
@@ -213,8 +212,8 @@ def test_a_trace_of_nothing_that_runs_is_refused(bench: Bench, tmp_path: Path, m
         run_profile(RunSpec.from_flat({"model": model, "device": "cpu"}), tmp_path / "a.json")
     with pytest.raises(InvalidInput, match="out: must be a file"):
         run_profile(bench.spec(), tmp_path)
-    with pytest.raises(InvalidInput, match="A step runs eager"):
-        run_profile(bench.spec(compile="default"), tmp_path / "a.json")
+    with pytest.raises(InvalidInput, match="CUDA graphs need a GPU"):
+        run_profile(bench.spec(graph="full"), tmp_path / "a.json")
     lock = DeviceLock(CPU)
     lock.acquire(owner_pid=1, owner="another")
     try:
@@ -222,3 +221,84 @@ def test_a_trace_of_nothing_that_runs_is_refused(bench: Bench, tmp_path: Path, m
             run_profile(bench.spec(), tmp_path / "b.json")
     finally:
         lock.release()
+
+
+class Playback:
+    """Stands for a CUDA graph: runs the call again."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def warm(self, call: Callable[[], Any], times: int) -> None:
+        for _ in range(times):
+            call()
+
+    def capture(self, call: Callable[[], Any]) -> Any:
+        self.call, self.output, self.held = call, call(), 4096
+        return self.output
+
+    def replay(self) -> None:
+        self.output.copy_(self.call())
+
+    def release(self) -> None:
+        self.held = 0
+
+    def held_bytes(self) -> int:
+        return self.held
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_point, "find_reasons", lambda spec, device: [])
+    monkeypatch.setattr(step_modes.StepModes, "recorder", lambda self, pool: Playback())
+    monkeypatch.setattr(step_modes.StepModes, "kernels", lambda self, graphs: dict.fromkeys(graphs.sizes, 7))
+
+
+@pytest.mark.parametrize("case", ["dense", "latent"])
+@pytest.mark.parametrize(
+    ("most", "sizes", "used"),
+    [(None, [2], 2), (1, [1], None), (4, [4, 2, 1], 2), (2, [2, 1], 2), (9, [9, 8, 4, 2, 1], 2)],
+)
+def test_a_captured_step(
+    bench: Bench, graphs: None, case: str, most: int | None, sizes: list[int], used: int | None
+) -> None:
+    record = bench.run(bench.spec(case, graph="full", max_capture_batch=most))
+    assert record.status is Status.OK, (record.reason, record.detail)
+    assert [row.size for row in record.captures] == sizes
+    assert all(row.kernels == 7 and row.held_bytes == 4096 and row.capture_s > 0 for row in record.captures)
+    assert record.memory.graph_bytes == 4096 * len(sizes)
+    assert record.startup.capture_s
+    assert record.resolved.get("captured_size") == used
+    assert record.resolved["graph"] == ("eager" if used is None else "full")
+    assert any("above the largest graph" in note for note in record.notes) == (used is None)
+    assert record.correctness is not None
+    assert record.correctness.mode is not None
+    assert record.correctness.bitwise is True
+    assert "The profile is of the eager step." in record.notes
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_a_stale_graph_is_not_timed(bench: Bench, graphs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Playback, "replay", lambda self: None)
+    record = bench.run(bench.spec("dense", graph="full"))
+    assert record.status is Status.INCORRECT
+    assert "differs from the run without the graph" in record.reason
+    assert record.metrics == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scope", "most"), [("all", None), ("skip_moe", None), ("all", 1)])
+def test_a_compiled_step(bench: Bench, scope: str, most: int | None) -> None:
+    spec = bench.spec("latent", compile="default", compile_scope=scope, max_compile_batch=most, num_layers=1)
+    record = bench.run(spec)
+    assert record.status is Status.OK, (record.reason, record.detail)
+    assert record.resolved["compile"] == ("none" if most else "default")
+    assert record.resolved["compile_scope"] == scope
+    assert record.resolved["graph_breaks"] == 0
+    assert record.resolved["recompiles"] == 0
+    assert record.resolved["graphs_compiled"] == (0 if most else 1)
+    assert (record.startup.compile_s is not None) == (most is None)
+    assert any("above max_compile_batch 1" in note for note in record.notes) == (most is not None)
+    assert record.correctness is not None
+    assert record.correctness.mode is not None
+    assert record.correctness.bitwise is None

@@ -9,6 +9,7 @@ import pytest
 from workbench.devices import DeviceInfo, find_device
 from workbench.errors import InvalidInput
 from workbench.spec import RunSpec
+from workbench.step_support import cache_batch
 from workbench.support import find_reasons
 
 CPU = find_device("cpu")
@@ -22,9 +23,39 @@ DEEPSEEK = STEP.replace(model="deepseek-v2-lite", quant="bf16", num_layers=2)
 @pytest.mark.parametrize(
     ("base", "change", "field", "words"),
     [
-        (STEP, {"compile": "default"}, "compile", "A step runs eager; compile default is for subject moe_layer."),
-        (STEP, {"graph": "full"}, "graph", "A step runs without graphs; graph full is for subject moe_layer."),
-        (STEP, {"dynamic": True}, "dynamic", "dynamic is for compiled code, and a step runs eager; it must be off."),
+        (STEP, {"graph": "full"}, "graph", "CUDA graphs need a GPU."),
+        (
+            STEP,
+            {"compile": "reduce-overhead"},
+            "compile",
+            "reduce-overhead records CUDA graphs of inductor's own, and ",
+        ),
+        (STEP, {"compile": "default", "dynamic": True}, "dynamic", "dynamic is for subject moe_layer; each batch size"),
+        (STEP, {"fusion": "on"}, "fusion", "Fused kernels need Triton: "),
+        (
+            DEEPSEEK,
+            {"compile_scope": "skip_moe"},
+            "compile_scope",
+            "compile_scope skip_moe is for compiled steps; with compile none only all is allowed.",
+        ),
+        (
+            LLAMA,
+            {"compile": "default", "compile_scope": "skip_moe"},
+            "compile_scope",
+            "compile_scope skip_moe is for models with experts, which llama-3-8b does not have; only all is allowed.",
+        ),
+        (
+            STEP,
+            {"max_compile_batch": 4},
+            "max_compile_batch",
+            "max_compile_batch 4 is for compiled steps; with compile none only none is allowed.",
+        ),
+        (
+            STEP,
+            {"max_capture_batch": 4},
+            "max_capture_batch",
+            "max_capture_batch 4 is for graph full; with graph disabled only none is allowed.",
+        ),
         (STEP, {"l2": "hot"}, "l2", "l2 hot is for subject moe_layer; a step finds the cache as the step before left"),
         (LLAMA, {"mla_prefill": "absorbed"}, "mla_prefill", "mla_prefill absorbed is for models with latent attention"),
         (
@@ -71,6 +102,47 @@ def test_what_runs_has_no_reasons() -> None:
     assert find_reasons(STEP.replace(attention_backend="reference", experts=4), CPU) == []
     assert find_reasons(DEEPSEEK.replace(mla_prefill="absorbed", mla_decode="expanded"), CPU) == []
     assert [r.field for r in find_reasons(DEEPSEEK.replace(routing="balanced", quant="int4"), CPU)] == []
+
+
+def fields(spec: RunSpec, device: DeviceInfo = H200) -> list[str]:
+    return [reason.field for reason in find_reasons(spec, device)]
+
+
+def test_graphs_compile_and_fusion_run_on_a_gpu() -> None:
+    assert fields(LLAMA.replace(graph="full", max_capture_batch=32, fusion="on", attention_backend="triton")) == []
+    moe = DEEPSEEK.replace(moe_backend="triton", graph="full", compile="default", compile_scope="skip_moe")
+    assert fields(moe.replace(max_compile_batch=8, routing="balanced")) == []
+    assert fields(moe.replace(quant="fp8_block")) == []
+    assert fields(DEEPSEEK.replace(compile="reduce-overhead", moe_backend="triton")) == []
+    both = find_reasons(LLAMA.replace(compile="reduce-overhead", graph="full"), H200)
+    assert [reason.field for reason in both] == ["graph"]
+    assert both[0].sentence.startswith("reduce-overhead records CUDA graphs of inductor's own, which cannot stand ")
+
+
+def test_what_no_graph_can_hold_is_asked_of_the_decode_step_alone() -> None:
+    assert fields(LLAMA.replace(graph="full", attention_backend="reference")) == ["attention_backend"]
+    assert fields(LLAMA.replace(graph="full", attention_backend="sdpa")) == []  # its prefill is not captured
+    assert fields(DEEPSEEK.replace(graph="full", moe_backend="reference")) == ["moe_backend"]
+    assert fields(DEEPSEEK.replace(graph="disabled", moe_backend="reference")) == []
+
+
+def test_reference_experts_are_not_compiled_where_they_are_left_out() -> None:
+    qwen = STEP.replace(model="qwen3-30b-a3b", num_layers=2)
+    compiled = qwen.replace(compile="default", moe_backend="reference")
+    assert fields(compiled) == ["moe_backend"]  # 128 experts, each on every token
+    assert fields(compiled.replace(compile_scope="skip_moe")) == []
+    assert fields(compiled.replace(max_compile_batch=4, batch_size=8)) == []
+    assert fields(compiled.replace(max_compile_batch=8, batch_size=8)) == ["moe_backend"]
+
+
+def test_captured_batches_have_room_in_the_cache() -> None:
+    spec = LLAMA.replace(num_layers=4, input_len=8192, graph="full", attention_backend="triton")
+    assert fields(spec, SMALL) == []
+    found = [r for r in find_reasons(spec.replace(max_capture_batch=256), SMALL) if "GiB" in r.sentence]
+    assert [reason.field for reason in found] == ["max_capture_batch"]
+    assert cache_batch(spec) == 1
+    assert cache_batch(spec.replace(max_capture_batch=256)) == 256
+    assert cache_batch(spec.replace(max_capture_batch=4, batch_size=9)) == 9
 
 
 def test_triton_attention_needs_a_gpu_and_a_head_that_it_takes() -> None:

@@ -34,7 +34,12 @@ def write(path: Path, *cells: str) -> Path:
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["00_workbench.ipynb", "fused_moe_splitk.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == [
+        "00_workbench.ipynb",
+        "cuda_graph_attention.ipynb",
+        "fused_moe_splitk.ipynb",
+        "moe_torch_compile.ipynb",
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -74,15 +79,30 @@ def test_the_workbench_notebook_runs_to_its_end_and_leaves_its_exports(tmp_path:
     assert any("12 ok" in output.get("text", "") for output in outputs)
 
 
-def test_the_split_k_notebook_runs_to_its_end_with_or_without_its_recording(tmp_path: Path) -> None:
-    done = headless(ROOT / "notebooks" / "fused_moe_splitk.ipynb", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "recorded", "words"),
+    [
+        ("fused_moe_splitk", "h200-splitk", ("speedup", "same_bits")),
+        ("moe_torch_compile", "h200-moe-torch-compile", ("claimed_ms", "7.35", "speedup", "Compiling the MoE layers")),
+        (
+            "cuda_graph_attention",
+            "h200-cuda-graph-attention",
+            ("claimed_ms", "24.53", "room_lost", "The same at batch"),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_experiment_runs_to_its_end_with_or_without_its_recording(
+    name: str, recorded: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = headless(ROOT / "notebooks" / f"{name}.ipynb", tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    copy = nbformat.read(tmp_path / "fused_moe_splitk-executed" / "fused_moe_splitk.ipynb", as_version=4)
+    copy = nbformat.read(tmp_path / f"{name}-executed" / f"{name}.ipynb", as_version=4)
     said = "".join(str(output) for cell in copy.cells for output in cell.get("outputs", []))
-    recorded = (RECORDINGS / "h200-splitk.parquet").is_file()
-    assert ("h200-splitk is not among the recorded sweeps." in said) == (not recorded)
-    assert "speedup" in said
-    assert "same_bits" in said
+    held = (RECORDINGS / f"{recorded}.parquet").is_file()
+    assert (f"{recorded} is not among the recorded sweeps." in said) == (not held)
+    for word in words:
+        assert word in said
 
 
 def test_a_cell_that_fails_gives_a_failing_status_and_a_copy_to_read(tmp_path: Path) -> None:

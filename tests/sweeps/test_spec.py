@@ -122,7 +122,11 @@ def test_presets_follow_the_device() -> None:
     assert gpu.axes["routing"] == ("model", "balanced", "uniform", "zipf", "single_expert")
     for name in PRESETS:
         assert preset(name, H200).name == name
-    with pytest.raises(InvalidInput, match="preset: must be main, quick, shapes, fused-moe-splitk or steps, not 'all'"):
+    with pytest.raises(
+        InvalidInput,
+        match="preset: must be main, quick, shapes, fused-moe-splitk, steps, "
+        "moe-torch-compile or cuda-graph-attention, not 'all'",
+    ):
         preset("all", CPU)
 
 

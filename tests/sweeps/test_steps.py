@@ -25,6 +25,8 @@ from workbench.sweeps.spec import AXES, SweepSpec, parse_axes
 CPU = find_device("cpu")
 H200 = DeviceInfo(type="cuda", name="NVIDIA H200", torch_device="cuda:0", capability=(9, 0), memory_bytes=150 * 2**30)
 STEP = RunSpec(subject="step", modes=Modes(quant="fp32"))
+STEP_KEYS = ("2c84907f339def8a", "f2a964d9b0cfe68c")
+"""Of a plain step and of one with latent attention expanded, as they were before steps had graphs."""
 steps = st.fixed_dictionaries(
     {"subject": st.just("step")},
     optional={
@@ -35,6 +37,11 @@ steps = st.fixed_dictionaries(
         "mla_prefill": st.sampled_from([str(v) for v in Mla]),
         "mla_decode": st.sampled_from([str(v) for v in Mla]),
         "routing": st.sampled_from([str(v) for v in RoutingKind]),
+        "fusion": st.sampled_from(["off", "on"]),
+        "compile": st.sampled_from(["none", "default"]),
+        "compile_scope": st.sampled_from(["all", "skip_moe"]),
+        "max_compile_batch": st.none() | st.integers(1, 2**14),
+        "max_capture_batch": st.none() | st.integers(1, 2**14),
         "batch_size": st.integers(1, 2**14),
         "input_len": st.integers(1, 2**20),
         "output_len": st.integers(1, 2**16),
@@ -62,7 +69,10 @@ def test_a_layer_is_written_as_before_and_a_step_has_its_own_key() -> None:
     assert "num_layers" not in json.loads(spec.to_json())
     assert spec.to_code() == "RunSpec(model='mixtral-8x7b', modes=Modes(quant='fp16'), point=LayerPoint(num_tokens=7))"
     assert spec.to_argv()[2:] == ["--model", "mixtral-8x7b", "--quant", "fp16", "--num-tokens", "7"]
-    assert RunSpec(subject="step").key != RunSpec().key
+    assert RunSpec(subject="step").key == STEP_KEYS[0]
+    other = {"subject": "step", "model": "deepseek-v2-lite", "mla_decode": "expanded"}
+    assert RunSpec.from_flat(other).key == STEP_KEYS[1]
+    assert RunSpec.from_flat({**other, "fusion": "on"}).key not in STEP_KEYS
     assert RunSpec(subject="step").to_code() == "RunSpec(subject='step')"
     assert RunSpec(subject="step").to_argv() == ["workbench", "run", "--subject", "step"]
 
@@ -86,6 +96,11 @@ def test_a_step_takes_the_models_routing_unless_told() -> None:
         ({"num_layers": 4}, "num_layers: is for subject step"),
         ({"attention_backend": "triton"}, "attention_backend: is for subject step"),
         ({"mla_decode": "expanded"}, "mla_decode: is for subject step"),
+        ({"fusion": "on"}, "fusion: is for subject step; a moe_layer is measured at num_tokens"),
+        ({"max_capture_batch": 8}, "max_capture_batch: is for subject step"),
+        ({"subject": "step", "fusion": True}, "fusion: must be off or on, not True"),
+        ({"subject": "step", "compile_scope": "moe"}, "compile_scope: must be all or skip_moe, not 'moe'"),
+        ({"subject": "step", "max_compile_batch": 0}, "max_compile_batch: must be a whole number of at least 1, not 0"),
         ({"subject": "step", "mla_decode": "folded"}, "mla_decode: must be absorbed or expanded, not 'folded'"),
         ({"subject": "step", "output_len": 0}, "output_len: must be a whole number of at least 1, not 0"),
         ({"subject": "step", "perplexity_tokens": 1}, "perplexity_tokens: must be greater than or equal to 2, not 1"),
@@ -141,11 +156,69 @@ def test_the_preset_of_steps_is_eager_and_leaves_out_what_a_model_does_not_have(
     assert small.estimate_s > 0
 
 
-def test_compile_and_graph_are_refused_for_steps_in_one_sentence() -> None:
-    sweep_ = SweepSpec(axes={"compile": ("none", "default"), "batch_size": (1,)}, base=STEP)
-    planned = plan(sweep_, CPU)
-    assert len(planned.runnable) == 1
-    assert planned.skipped[0].sentence.startswith("A step runs eager; compile default is for subject moe_layer.")
+def test_the_preset_on_compile_leaves_out_what_is_compiled_where_nothing_is() -> None:
+    made = preset("moe-torch-compile", H200)
+    assert made.base.model == "deepseek-v2-lite"
+    assert made.base.modes.graph == "full"
+    assert made.axes["quant"] == ("bf16", "fp8_block")
+    assert made.axes["batch_size"] == (1, 8, 32)
+    point = made.base.step_point
+    assert (point.input_len, point.output_len) == (128, 8)
+    planned = plan(made, H200)
+    assert {(p.spec.modes.compile, p.spec.modes.compile_scope) for p in planned.runnable} == {
+        ("none", "all"),
+        ("default", "all"),
+        ("default", "skip_moe"),
+    }
+    assert planned.why() == {"compile_scope skip_moe is for compiled steps; with compile none only all is allowed.": 12}
+    assert len(planned.runnable) == 36
+    small = plan(preset("moe-torch-compile", CPU), CPU)
+    assert {(p.spec.modes.compile, p.spec.modes.compile_scope) for p in small.skipped} == {("none", "skip_moe")}
+
+
+def test_the_preset_on_graphs_has_both_models_and_both_forms_of_latent_attention() -> None:
+    made = preset("cuda-graph-attention", H200)
+    assert made.axes["model"] == ("llama-3-8b", "deepseek-coder-v2-lite")
+    assert made.axes["graph"] == ("disabled", "full")
+    assert made.axes["attention_backend"][0] == "triton"
+    runs = {(p.spec.model, str(p.spec.modes.mla_decode)) for p in plan(made, H200).runnable}
+    assert runs == {("llama-3-8b", "absorbed"), *(("deepseek-coder-v2-lite", str(v)) for v in Mla)}
+    small = plan(preset("cuda-graph-attention", CPU), CPU)
+    assert {p.spec.modes.graph for p in small.runnable} == {"disabled"}
+    assert "CUDA graphs need a GPU." in small.why()
+
+
+def test_compiling_capturing_and_replaying_are_in_the_estimate() -> None:
+    def total(**values: object) -> float:
+        spec = RunSpec.from_flat({"subject": "step", "model": "deepseek-v2-lite", "moe_backend": "triton", **values})
+        return plan(SweepSpec(base=spec, axes={"batch_size": (1,)}), H200).estimate_s
+
+    eager, full, compiled = total(), total(graph="full"), total(graph="full", compile="default")
+    assert compiled > full + 20
+    assert total(graph="full", max_capture_batch=32) > full + 5
+    assert total(graph="full", max_capture_batch=32, compile="default") > total(
+        graph="full", max_capture_batch=32, compile="default", max_compile_batch=1
+    )
+    assert total(graph="full", samples=500) < total(samples=500) < eager * 100
+    assert total(fusion="on", samples=500) < total(samples=500)
+
+
+def test_what_was_in_force_stands_in_the_table() -> None:
+    engine = FakeEngine(device=H200)
+    base = STEP.replace(graph="full", max_capture_batch=8, samples=2)
+    frame = Results(tuple(engine.run(base.replace(batch_size=n, compile="default")) for n in (3, 9))).frame()
+    assert frame["graph_in_force"].tolist() == ["full", "eager"]
+    assert frame["captured_size"].iloc[0] == 4
+    assert frame["captured_size"].isna().tolist() == [False, True]
+    assert frame["captures"].tolist() == [4, 4]
+    assert frame["graph_kernels"].isna().tolist() == [False, True]
+    assert frame["fusion"].tolist() == frame["fusion_in_force"].tolist() == ["off", "off"]
+    assert frame["compile_cache"].tolist() == ["warm", "warm"]
+    assert frame["max_capture_batch"].tolist() == [8, 8]
+    assert frame["max_compile_batch"].isna().all()
+    layer = Results((FakeEngine().run(RunSpec()),)).frame()
+    assert layer[["fusion", "compile_scope", "max_capture_batch"]].isna().all(axis=None)
+    assert layer["captures"].tolist() == [0]
 
 
 def run_two() -> Results:

@@ -52,7 +52,7 @@ def test_the_subject_changes_the_controls_and_keeps_what_both_have() -> None:
     modes.subject.value = "step"
     spec = modes.spec
     assert (spec.subject, spec.modes.quant, spec.seed) == (Subject.STEP, "fp16", 3)
-    assert (spec.top_k, spec.modes.compile, spec.modes.routing) == (None, "none", RoutingKind.MODEL)
+    assert (spec.top_k, spec.modes.compile, spec.modes.routing) == (None, "default", RoutingKind.MODEL)
     assert [shown(modes, name) for name in ("num_tokens", "batch_size", "attention_backend", "input_len")] == [
         False,
         True,
@@ -100,9 +100,38 @@ def test_latent_attention_is_asked_about_where_a_model_has_it() -> None:
     modes.axes["model"].button("deepseek-v2-lite").value = True
     assert shown(modes, "mla_decode")
     assert not modes.axes["mla_decode"].button("expanded").disabled
-    for axis, value in (("compile", "default"), ("graph", "full"), ("l2", "hot")):
+    for axis, value in (("dynamic", True), ("l2", "hot")):
         assert modes.axes[axis].button(value).disabled
         assert "subject moe_layer" in modes.axes[axis].reason(value)
+
+
+def test_graphs_compile_and_fusion_of_a_step_are_asked_about_where_they_mean_something() -> None:
+    modes = ModePanel(STEP.replace(model="deepseek-v2-lite", quant="bf16", moe_backend="triton"), device=GPU)
+    for axis, value in (("compile", "default"), ("graph", "full"), ("fusion", "on")):
+        assert not modes.axes[axis].button(value).disabled, modes.axes[axis].reason(value)
+    assert not shown(modes, "compile_scope")
+    modes.axes["compile"].button("default").value = True
+    assert shown(modes, "compile_scope")
+    modes.axes["compile_scope"].button("skip_moe").value = True
+    modes.axes["graph"].button("full").value = True
+    modes.axes["graph"].button("disabled").value = False
+    modes.fields["max_capture_batch"].text.value = "32"
+    modes.fields["max_compile_batch"].text.value = "8"
+    made = modes.sweep_spec
+    assert made.axes["compile_scope"] == ("all", "skip_moe")
+    base = made.base.modes
+    assert (base.graph, base.max_capture_batch, base.max_compile_batch) == ("full", 32, 8)
+    assert eval(modes.code, NAMES) == made
+    modes.subject.value = "moe_layer"
+    assert (modes.spec.modes.graph, modes.spec.modes.max_capture_batch) == ("full", None)
+    assert not shown(modes, "fusion")
+    assert not shown(modes, "max_capture_batch")
+
+
+def test_what_a_cpu_cannot_do_of_it_is_disabled_with_the_reason() -> None:
+    modes = ModePanel(STEP, device=CPU)
+    assert modes.axes["graph"].reason("full") == "CUDA graphs need a GPU."
+    assert modes.axes["fusion"].reason("on").startswith("Fused kernels need Triton: ")
 
 
 def test_triton_attention_is_disabled_without_a_gpu() -> None:

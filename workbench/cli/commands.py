@@ -13,7 +13,7 @@ import typer
 from workbench.cli.environment import kept_read_rate
 from workbench.cli.options import word
 from workbench.cli.screen import Progressing, print_results, print_table, say
-from workbench.cli.step import profile_tables, step_rows
+from workbench.cli.step import capture_table, profile_tables, step_rows
 from workbench.devices import DeviceInfo, find_device
 from workbench.errors import InvalidInput
 from workbench.modes import (
@@ -22,6 +22,8 @@ from workbench.modes import (
     GROUP_SIZES,
     ActivationScale,
     Compile,
+    CompileScope,
+    Fusion,
     Graph,
     Mla,
     Quant,
@@ -48,7 +50,9 @@ File = Optional[Path]  # noqa: UP045
 TOGGLES: dict[str, tuple[Any, ...]] = {
     "subject": tuple(Subject),
     "compile": tuple(Compile),
+    "compile_scope": tuple(CompileScope),
     "graph": tuple(Graph),
+    "fusion": tuple(Fusion),
     "quant": tuple(Quant),
     "group_size": GROUP_SIZES,
     "zero_points": (False, True),
@@ -126,6 +130,7 @@ def run_point(given: dict[str, Any]) -> None:
     rows += [("resolved", f"{name} = {value}") for name, value in record.resolved.items()]
     rows += [("note", note) for note in record.notes]
     print_table(("", ""), [*rows, ("again", spec.command)])
+    capture_table(record)
     profile_tables(record.profile, record.environment.roofs.get("read"))
     if record.status is not Status.OK:
         raise typer.Exit(1)

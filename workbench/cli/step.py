@@ -1,4 +1,4 @@
-"""What `workbench run` and `workbench profile` say about a step: how right it is, and where its time goes."""
+"""What `workbench run` and `workbench profile` say of a step: how right it is, its graphs, where its time goes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,23 @@ def step_rows(record: Record) -> list[tuple[str, str]]:
     return rows
 
 
+def capture_table(record: Record) -> None:
+    """Print what the graph of each batch size cost; nothing where none was captured."""
+    if not record.captures:
+        return
+    mode = record.resolved.get("capture_error_mode")
+    say("")
+    say("Graphs, in the order of capture" + (f"; capture error mode {mode}" if mode else ""))
+    rows = [
+        (f"{one.size:,}", f"{one.capture_s:.2f}", f"{one.held_bytes / 2**20:,.1f}", _count(one.kernels))
+        for one in record.captures
+    ]
+    if len(rows) > 1:
+        seconds, held = sum(one.capture_s for one in record.captures), sum(one.held_bytes for one in record.captures)
+        rows.append(("all", f"{seconds:.2f}", f"{held / 2**20:,.1f}", ""))
+    print_table(("batch", "seconds", "MiB", "kernels"), rows, numbers=(0, 1, 2, 3))
+
+
 def profile_tables(profile: Sequence[ProfileRow], read_rate: float | None) -> None:
     """Print the largest rows of each phase of a profile; nothing where there is none."""
     for phase in PHASES:
@@ -37,6 +54,10 @@ def profile_tables(profile: Sequence[ProfileRow], read_rate: float | None) -> No
             say("")
             say(f"Where the time of {'the prefill' if phase == 'prefill' else 'one decode step'} goes: {whole:,.1f} us")
             print_table(header, rows, numbers=(2, 3, 4, 5))
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
 
 
 def _error(value: float | None) -> str:

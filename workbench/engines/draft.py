@@ -7,7 +7,19 @@ from typing import Any
 
 from workbench.engines.environment import with_clocks
 from workbench.engines.session import PointSession
-from workbench.record import Correctness, Memory, Metric, ProfileRow, Record, Scalar, Startup, Status, Work, now
+from workbench.record import (
+    CaptureRow,
+    Correctness,
+    Memory,
+    Metric,
+    ProfileRow,
+    Record,
+    Scalar,
+    Startup,
+    Status,
+    Work,
+    now,
+)
 from workbench.spec import RunSpec
 
 
@@ -26,6 +38,7 @@ class Draft:
     work: Work | None = None
     correctness: Correctness | None = None
     profile: tuple[ProfileRow, ...] = ()
+    captures: tuple[CaptureRow, ...] = ()
 
     def record(self, spec: RunSpec, session: PointSession) -> Record:
         """The record."""
@@ -41,6 +54,7 @@ class Draft:
             work=self.work,
             correctness=self.correctness,
             profile=self.profile,
+            captures=self.captures,
             environment=with_clocks(session.environment),
             command=spec.command,
             created=now(),

@@ -32,6 +32,7 @@ class FakeEngine:
         latency: Callable[[RunSpec], float] | None = None,
         delay_s: float = 0.0,
         fail: Callable[[RunSpec], Status | None] | None = None,
+        device: DeviceInfo | None = None,
     ) -> None:
         """Set what it answers.
 
@@ -40,8 +41,9 @@ class FakeEngine:
                 token or sequence.
             delay_s: seconds that a point takes.
             fail: the status of a spec that is to fail; None for one that is to be measured.
+            device: what decides which modes run; default this machine's CPU. Nothing is run on it.
         """
-        self.device: DeviceInfo = find_device("cpu")
+        self.device: DeviceInfo = device or find_device("cpu")
         self._latency = latency or (lambda spec: 10.0 + spec.size / 10)
         self._delay_s = delay_s
         self._fail = fail or (lambda spec: None)
@@ -118,7 +120,7 @@ class FakeEngine:
         return Record(
             spec=spec,
             status=Status.OK,
-            resolved={"device": "cpu", "moe_backend": spec.modes.moe_backend},
+            resolved={"device": self.device.torch_device, "moe_backend": spec.modes.moe_backend},
             metrics={"latency": Metric.from_samples(samples if spec.samples > 1 else [median], "us")},
             startup=Startup(load_s=0.0),
             memory=Memory(),
@@ -137,11 +139,12 @@ class FakeEngine:
         return Record(
             spec=spec,
             status=Status.OK,
-            resolved={"device": "cpu", "attention_backend": spec.modes.attention_backend},
+            resolved={"device": self.device.torch_device, **made.resolved},
             metrics=made.metrics,
-            startup=Startup(load_s=0.0),
+            startup=made.startup,
             memory=made.memory,
             correctness=made.correctness,
+            captures=made.captures,
             profile=made.profile,
             environment=self._environment,
             command=spec.command,

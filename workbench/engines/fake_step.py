@@ -7,12 +7,25 @@ from typing import Literal
 
 from workbench.models.network.memory import spec_memory
 from workbench.models.network.shapes import NetworkConfig
-from workbench.record import STEP_METRICS, Correctness, Difference, Memory, Metric, ProfileRow, StepCheck
+from workbench.modes import Compile, Graph
+from workbench.record import (
+    STEP_METRICS,
+    CaptureRow,
+    Correctness,
+    Difference,
+    Memory,
+    Metric,
+    ProfileRow,
+    Scalar,
+    Startup,
+    StepCheck,
+)
 from workbench.spec import RunSpec
-from workbench.step_support import step_network
+from workbench.step_support import cache_batch, compiled_part, step_network
 
 LOGITS_ERROR, LAYER_ERROR, LAYER_BUDGET = 2e-3, 1e-3, 4e-3
 PERPLEXITY = 12.5
+CAPTURE_S, GRAPH_BYTES, COMPILE_S = 0.5, 2**20, 2.0
 Phase = Literal["prefill", "decode"]
 Kind = Literal["gemm", "moe", "attention", "norm", "elementwise", "memory", "other"]
 Share = tuple[str, Kind, float, float]
@@ -40,6 +53,9 @@ class MadeUpStep:
     metrics: dict[str, Metric]
     memory: Memory
     correctness: Correctness
+    resolved: dict[str, Scalar]
+    startup: Startup
+    captures: tuple[CaptureRow, ...]
     profile: tuple[ProfileRow, ...]
 
 
@@ -67,12 +83,65 @@ def made_up_step(spec: RunSpec, decode_us: float) -> MadeUpStep:
     need = spec_memory(config, spec.modes, point)
     profile = _profile(config, "prefill", prefill_us, need.weight_bytes)
     profile += _profile(config, "decode", decode_us, need.weight_bytes) if steps else ()
+    captures = _captures(spec, config)
+    room = point.model_copy(update={"batch_size": cache_batch(spec)})
     return MadeUpStep(
         metrics=metrics,
-        memory=Memory(weight_bytes=need.weight_bytes, kv_cache_bytes=need.kv_cache_bytes),
+        memory=Memory(
+            weight_bytes=need.weight_bytes,
+            kv_cache_bytes=spec_memory(config, spec.modes, room).kv_cache_bytes,
+            graph_bytes=sum(one.held_bytes for one in captures) if captures else None,
+        ),
         correctness=_check(spec, config),
+        resolved=_resolved(spec, captures),
+        startup=Startup(
+            load_s=0.0,
+            compile_s=COMPILE_S if compiled_part(spec, moe=False) else None,
+            capture_s=sum(one.capture_s for one in captures) if captures else None,
+            compile_cache="warm" if compiled_part(spec, moe=False) else "none",
+        ),
+        captures=captures,
         profile=profile,
     )
+
+
+def _captures(spec: RunSpec, config: NetworkConfig) -> tuple[CaptureRow, ...]:
+    """The largest size holds the most; the others find room in its pool."""
+    if spec.modes.graph is not Graph.FULL:
+        return ()
+    most = spec.modes.max_capture_batch
+    sizes = [spec.step_point.batch_size]
+    if most is not None:
+        sizes = sorted({n for n in (1, 2, 4, *range(8, most + 1, 8)) if n <= most} | {most}, reverse=True)
+    kernels = 12 * config.num_layers + 4
+    return tuple(
+        CaptureRow(
+            size=size,
+            capture_s=CAPTURE_S,
+            held_bytes=GRAPH_BYTES * (config.num_layers if at == 0 else 1),
+            kernels=kernels,
+        )
+        for at, size in enumerate(sizes)
+    )
+
+
+def _resolved(spec: RunSpec, captures: tuple[CaptureRow, ...]) -> dict[str, Scalar]:
+    """What was in force, by the keys of a real record."""
+    modes = spec.modes
+    compiled = compiled_part(spec, moe=False)
+    size = min((one.size for one in captures if one.size >= spec.step_point.batch_size), default=None)
+    found: dict[str, Scalar] = {
+        "attention_backend": modes.attention_backend,
+        "fusion": str(modes.fusion),
+        "compile": str(modes.compile if compiled else Compile.NONE),
+        "graph": "eager" if size is None else "full",
+    }
+    if captures:
+        found |= {"captured_size": size, "capture_error_mode": "thread_local"}
+    if compiled:
+        found |= {"compile_scope": str(modes.compile_scope), "graphs_compiled": 1, "graph_breaks": 0}
+        found |= {"recompiles": 0, "kernels_compiled": 0}
+    return found
 
 
 def _series(median: float, unit: str, count: int) -> Metric:
@@ -98,9 +167,13 @@ def _check(spec: RunSpec, config: NetworkConfig) -> Correctness:
         positions=point.batch_size * min(2, point.output_len),
         layer_errors=errors,
     )
+    changed = spec.modes.graph is Graph.FULL or compiled_part(spec, moe=False)
     return Correctness(
         total=logits,
         kernel=logits,
+        mode=logits if changed else None,
+        mode_budget=LAYER_BUDGET if changed else None,
+        bitwise=True if spec.modes.graph is Graph.FULL else None,
         kernel_budget=LAYER_BUDGET,
         ratio=errors[worst] / LAYER_BUDGET,
         routing_flips=0 if config.moe is not None else None,

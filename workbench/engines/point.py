@@ -72,7 +72,7 @@ def run_point(
                 stack.callback(session.drop_compiled)
                 stack.enter_context(cold_caches())
             if spec.subject is Subject.STEP:
-                StepRun(spec, device, session, progress, check, draft).work()
+                StepRun(spec, device, session, progress, check, draft, stack).work()
             else:
                 _Run(spec, device, session, progress, check, draft, stack).work()
     except Exception as error:

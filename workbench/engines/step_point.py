@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 
 from workbench.arithmetic import describe
 from workbench.check.step import check_step
+from workbench.check.step_mode import check_mode
 from workbench.check.step_trace import StepTrace, trace_step
 from workbench.devices import DeviceInfo
 from workbench.engines.backends import prepare_backend
@@ -17,6 +19,7 @@ from workbench.engines.draft import Draft
 from workbench.engines.faults import Unsupported
 from workbench.engines.rates import peak_rates
 from workbench.engines.session import PointSession, peak_bytes, reset_peak, used_bytes
+from workbench.engines.step_modes import StepModes
 from workbench.measure.floor import SampleWork, implausible_reason, weigh
 from workbench.measure.profile import profile_step
 from workbench.measure.step_floor import Pass, Place, pass_work, total_work
@@ -25,11 +28,13 @@ from workbench.models.network.files import find_network
 from workbench.models.network.load import Loaded
 from workbench.models.network.perplexity import perplexity
 from workbench.models.network.tokens import load_tokenizer, topic_tokens
-from workbench.modes import BACKENDS, L2
+from workbench.modes import BACKENDS, L2, Compile, Graph
 from workbench.record import Metric, Status
 from workbench.runtime.compile import compile_count
 from workbench.runtime.kv_cache import KVCache
 from workbench.runtime.step import StepRunner, random_prompts, step_routings
+from workbench.runtime.step_compile import room_for_sizes
+from workbench.runtime.step_decode import BufferedStepRunner
 from workbench.spec import RunSpec
 from workbench.support import find_reasons
 
@@ -48,6 +53,7 @@ class StepRun:
         progress: told a state and a sentence at every phase.
         check: called between passes; raises to end.
         draft: what is known so far.
+        stack: closes what the point opens.
     """
 
     spec: RunSpec
@@ -56,6 +62,7 @@ class StepRun:
     progress: Progress
     check: Callable[[], None]
     draft: Draft
+    stack: ExitStack
 
     def work(self) -> None:
         """Everything, in order; stops after the check where it is failed."""
@@ -64,12 +71,37 @@ class StepRun:
         if self.draft.status is not Status.OK:
             return
         floors = step_floors(runner, trace)
-        times = self._time(runner, trace, floors)
-        if times is None:
+        timed = self._in_its_modes(runner)
+        if timed is not runner and not self._check_modes(timed, trace):
+            return
+        if self._time(timed, trace, floors) is None:
             return
         self.progress("measuring", "profile")
         self.draft.profile = profile_step(runner, floors, check=self.check)
+        if timed is not runner:
+            self.draft.notes.append("The profile is of the eager step.")
         self._perplexity(loaded)
+
+    def _in_its_modes(self, plain: StepRunner) -> StepRunner:
+        """The same step compiled and captured as asked; `plain` itself where neither is."""
+        self.draft.resolved |= {"fusion": self.spec.modes.fusion.value}
+        if self.spec.modes.compile is Compile.NONE and self.spec.modes.graph is Graph.DISABLED:
+            return plain
+        self.stack.enter_context(room_for_sizes())
+        modes = StepModes(self.spec, self.session.torch_device, self.progress, self.check, self.draft)
+        made = modes.runner(plain)
+        self.stack.callback(modes.close)
+        return made
+
+    def _check_modes(self, timed: StepRunner, trace: StepTrace) -> bool:
+        draft = self.draft
+        assert isinstance(timed, BufferedStepRunner)
+        assert draft.correctness is not None
+        self.progress("checking", "against the eager step")
+        draft.correctness = check_mode(timed, trace, draft.correctness, self.check)
+        if not draft.correctness.passed:
+            draft.status, draft.reason = Status.INCORRECT, draft.correctness.reason
+        return draft.correctness.passed
 
     def prepare(self) -> tuple[StepRunner, Loaded]:
         """Load the network and make everything that a step needs, warm.
@@ -84,7 +116,8 @@ class StepRun:
         loaded = self._load()
         network, point, place = loaded.network, spec.step_point, self.session.torch_device
         start = time.perf_counter()
-        cache = KVCache.for_network(network, point.batch_size, point.max_len, point.page_size)
+        room = max(point.batch_size, spec.modes.max_capture_batch or 0)
+        cache = KVCache.for_network(network, room, point.max_len, point.page_size)
         draft.memory |= {"kv_cache_bytes": cache.nbytes, "at_rest_bytes": used_bytes(place)}
         modes = spec.modes
         routings = step_routings(network.config, point, modes.routing, modes.zipf_exponent, spec.seed, place)

@@ -19,7 +19,7 @@ def network_key(spec: RunSpec) -> Hashable:
     stored = (modes.quant, modes.group_size, modes.zero_points)
     return (
         *(spec.model, spec.experts, spec.top_k, spec.num_layers, spec.tp_size, spec.seed, *stored),
-        *(modes.mla_prefill, modes.mla_decode),
+        *(modes.mla_prefill, modes.mla_decode, modes.fusion),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -52,8 +53,8 @@ def run_profile(spec: RunSpec, path: Path) -> tuple[ProfileRow, ...]:
     try:
         watch_compiles()
         session = PointSession(device, device_environment(device))
-        with torch.no_grad():
-            run = StepRun(spec, device, session, lambda _state, _text: None, nothing, Draft())
+        with torch.no_grad(), ExitStack() as stack:
+            run = StepRun(spec, device, session, lambda _state, _text: None, nothing, Draft(), stack)
             try:
                 runner, _ = run.prepare()
             except Unsupported as error:

@@ -16,6 +16,8 @@ from workbench.modes import (
     BACKENDS,
     ActivationScale,
     Compile,
+    CompileScope,
+    Fusion,
     Graph,
     Mla,
     Quant,
@@ -49,6 +51,8 @@ _ORDER: dict[str, list[str]] = {
     "attention_backend": list(ATTENTION_BACKENDS),
     "mla_prefill": [str(v) for v in Mla],
     "mla_decode": [str(v) for v in Mla],
+    "fusion": [str(v) for v in Fusion],
+    "compile_scope": [str(v) for v in CompileScope],
     "subject": [str(v) for v in Subject],
 }
 

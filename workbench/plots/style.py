@@ -21,8 +21,8 @@ DIVERGING = ((0.0, "#B35806"), (0.25, "#F1A340"), (0.5, "#FFFFFF"), (0.75, "#74A
 
 MODE_AXES = (
     *("moe_backend", "split_k", "reduction", "quant", "group_size", "zero_points", "activation_scale"),
-    *("attention_backend", "mla_prefill", "mla_decode"),
-    *("compile", "dynamic", "graph"),
+    *("attention_backend", "mla_prefill", "mla_decode", "fusion"),
+    *("compile", "compile_scope", "max_compile_batch", "dynamic", "graph", "max_capture_batch"),
 )
 """What one chooses when serving: a matrix compares these, everything else being equal."""
 _WHAT = ("device_name", "subject", "model", "experts", "top_k", "num_layers", "tp_size")
@@ -42,6 +42,10 @@ UNSAID = {
     "activation_scale": "dynamic",
     "mla_prefill": "expanded",
     "mla_decode": "absorbed",
+    "fusion": "off",
+    "compile_scope": "all",
+    "max_compile_batch": None,
+    "max_capture_batch": None,
 }
 
 _SHORT: dict[tuple[str, Any], str] = {
@@ -51,6 +55,10 @@ _SHORT: dict[tuple[str, Any], str] = {
     ("compile", "max-autotune-no-cudagraphs"): "max-autotune-no-cg",
     ("graph", "disabled"): "",
     ("graph", "full"): "graph",
+    ("fusion", "off"): "",
+    ("fusion", "on"): "fused",
+    ("compile_scope", "all"): "",
+    ("compile_scope", "skip_moe"): "without MoE",
     ("dynamic", False): "",
     ("dynamic", True): "dynamic",
     ("zero_points", False): "",
@@ -71,13 +79,16 @@ _PREFIX = {
     "l2": "L2 ",
     "mla_prefill": "prefill ",
     "mla_decode": "decode ",
+    "batch_size": "batch ",
+    "max_compile_batch": "compiled up to ",
+    "max_capture_batch": "captured up to ",
     "input_len": "input ",
     "output_len": "output ",
     "page_size": "page ",
     "perplexity_tokens": "perplexity of ",
 }
 _SWITCHES = ("dynamic", "zero_points")
-_SUFFIX = {"cache": " cache", "num_layers": " layers", "attention_backend": " attention"}
+_SUFFIX = {"cache": " cache", "num_tokens": " tokens", "num_layers": " layers", "attention_backend": " attention"}
 
 
 def missing(value: object) -> bool:

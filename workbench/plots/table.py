@@ -37,6 +37,8 @@ def results_table(frame: pd.DataFrame, *, axes: Sequence[str] | None = None, mos
     titles = {
         "error_ratio": "worst error / budget",
         "compile_s": "compile (s)",
+        "capture_s": "capture (s)",
+        "graph_bytes": "graphs (MB)",
         "weight_bytes": "weights (MB)",
         "kv_cache_bytes": "KV cache (MB)",
         "perplexity": "perplexity",

@@ -39,8 +39,12 @@ SHARED = (
     "attention_backend",
     "mla_prefill",
     "mla_decode",
+    "fusion",
     "compile",
+    "compile_scope",
+    "max_compile_batch",
     "graph",
+    "max_capture_batch",
     "input_len",
     "output_len",
     "page_size",
@@ -139,6 +143,11 @@ def _step_columns(frame: pd.DataFrame) -> dict[str, list[str]]:
     found = {PREFILL: [microseconds(value) for value in frame["prefill_us"]]}
     found["decode tokens/s"] = column("decode_throughput", ",.1f")
     found["total tokens/s"] = column("total_throughput", ",.1f")
+    found["capture (s)"] = column("capture_s", ".2f")
+    found["graphs (MiB)"] = ["" if math.isnan(value) else f"{value / 2**20:,.1f}" for value in frame["graph_bytes"]]
+    found["kernels in graph"] = column("graph_kernels", ",.0f")
+    found["graph breaks"] = column("graph_breaks", ".0f")
+    found["recompiles"] = column("recompiles", ".0f")
     found["same top token"] = column("top1_agreement", ".1%")
     found["KL (nats)"] = column("kl", ".1e")
     found["perplexity"] = column("perplexity", ".4g")

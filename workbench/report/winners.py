@@ -52,19 +52,42 @@ def winners(
         if not own or not others:
             continue
         base, best = own[-1], min(others, key=lambda row: float(row["latency_us"]))
-        tie = best["p10_us"] <= base["p90_us"] and base["p10_us"] <= best["p90_us"]
-        ratio = float(base["latency_us"]) / float(best["latency_us"])
         found.append(
             {
                 **dict(zip(problem, key, strict=True)),
                 "best": label(best, among),
                 "best_us": float(best["latency_us"]),
                 "baseline_us": float(base["latency_us"]),
-                "speedup": ratio,
-                "verdict": TIES if tie else WINS if ratio > 1 else LOSES,
+                "speedup": float(base["latency_us"]) / float(best["latency_us"]),
+                "verdict": verdict(best, base),
             }
         )
     return pd.DataFrame(found, columns=[*problem, "best", "best_us", "baseline_us", "speedup", "verdict"])
+
+
+def verdict(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """`ties` where the bands p10 to p90 of two rows overlap, else whether the first `wins` or `loses`."""
+    if row["p10_us"] <= base["p90_us"] and base["p10_us"] <= row["p90_us"]:
+        return TIES
+    return WINS if row["latency_us"] < base["latency_us"] else LOSES
+
+
+def lesson(found: pd.DataFrame, what: str) -> str:
+    """What `winners` found, in two sentences: how often `what` wins, and how much it gains, least, at the median, most.
+
+    `what` names the challenger.
+    """
+    if not len(found):
+        return f"{what}: nothing was measured both with and without it."
+    problem = list(found.columns[: list(found.columns).index("best")])
+    counts = found["verdict"].value_counts()
+    times = ", ".join(f"{word} {counts.get(word, 0)} times" for word in (WINS, TIES, LOSES))
+    rows = sorted(records(found), key=lambda row: float(row["speedup"]))
+    ends = [f"{row['speedup']:.2f} ({label(row, problem)})" for row in (rows[0], rows[-1])]
+    return (
+        f"{what} at {len(rows)} problems: {times}. "
+        f"Speed-up from {ends[0]} to {ends[1]}, median {found['speedup'].median():.2f}."
+    )
 
 
 def verdicts(found: pd.DataFrame, by: Sequence[str] = ("model", "tp_size", "quant")) -> pd.DataFrame:

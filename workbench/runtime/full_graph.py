@@ -68,6 +68,7 @@ class FullGraphRunner:
         sizes: Iterable[int],
         make_recorder: Callable[[], Recorder],
         *,
+        largest: int | None = None,
         progress: Callable[[int, int, int], None] | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -75,8 +76,9 @@ class FullGraphRunner:
 
         Args:
             subject: what is captured.
-            sizes: rows; the largest that the buffers have is always captured too.
+            sizes: rows; the largest is always captured too.
             make_recorder: a fresh recorder for each size, all of one pool.
+            largest: rows of the largest graph; None for as many as the buffers have.
             progress: told how many sizes are done, of how many, and the next size.
             check: called before each size; may raise to stop.
 
@@ -85,7 +87,10 @@ class FullGraphRunner:
             CaptureError: a capture failed; it names the size, and everything captured before is given back.
         """
         self.subject = subject
-        self.sizes = capture_list(sizes, subject.largest)
+        largest = subject.largest if largest is None else largest
+        if not 1 <= largest <= subject.largest:
+            raise InvalidInput(f"largest: must be from 1 to {subject.largest}, not {largest}")
+        self.sizes = capture_list(sizes, largest)
         self.captured: list[Captured] = []
         self.last = ("none", 0)
         self._graphs: dict[int, tuple[Recorder, torch.Tensor]] = {}

@@ -12,7 +12,7 @@ from workbench.models.shapes import ModelShape, model_shape
 from workbench.modes import Cache, Compile, Graph, Quant, Subject
 from workbench.spec import DEFAULTS, SIZE_FIELD, RunSpec
 from workbench.step_support import step_network
-from workbench.sweeps.step_estimate import run_seconds
+from workbench.sweeps.step_estimate import capture_seconds, compile_seconds, run_seconds
 
 # Rough seconds and rates, to size a sweep before anything is known; one measured point corrects them.
 COMPILE_S = {
@@ -77,7 +77,7 @@ def sample_seconds(spec: RunSpec, shape: ModelShape, device: DeviceInfo) -> floa
 def subject_of(spec: RunSpec) -> tuple[object, ...]:
     """What a built layer or network depends on."""
     modes = spec.modes
-    how = (modes.quant, modes.group_size, modes.zero_points, modes.activation_scale)
+    how = (modes.quant, modes.group_size, modes.zero_points, modes.activation_scale, modes.fusion)
     return (spec.subject, spec.model, spec.experts, spec.top_k, spec.num_layers, spec.tp_size, spec.seed, how)
 
 
@@ -110,12 +110,18 @@ def estimate(specs: Sequence[RunSpec], device: DeviceInfo) -> list[float]:
                 weights = shape.parameters if isinstance(shape, ModelShape) else shape.parameters()
                 total += weights / LOAD_RATE[device.type]
         subject = subject_of(spec)
+        mode_s = COMPILE_S[device.type].get(spec.modes.compile, AUTOTUNE_S)
         if spec.modes.compile is not Compile.NONE:
             key = compile_key(spec)
             if key not in compiled or spec.cache is Cache.COLD:
-                total += COMPILE_S[device.type].get(spec.modes.compile, AUTOTUNE_S)
+                total += (
+                    compile_seconds(spec, shape, device.type, mode_s) if isinstance(shape, NetworkConfig) else mode_s
+                )
             compiled.add(key)
-        total += CAPTURE_S if spec.modes.graph is Graph.FULL else 0.0
+        if isinstance(shape, NetworkConfig):
+            total += capture_seconds(spec, shape)
+        else:
+            total += CAPTURE_S if spec.modes.graph is Graph.FULL else 0.0
         seconds.append(total)
     return seconds
 

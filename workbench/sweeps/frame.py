@@ -52,6 +52,12 @@ def _said(record: Record, name: str) -> str:
     return "" if value is None else str(value)
 
 
+def _kernels(record: Record) -> float:
+    """Kernels inside the graph that ran; where that is not known, none are told."""
+    size = record.resolved.get("captured_size")
+    return NAN if size is None else _number(next((c.kernels for c in record.captures if c.size == size), None))
+
+
 def _work(record: Record, read: Callable[[Work], float | None]) -> float:
     return NAN if record.work is None else _number(read(record.work))
 
@@ -101,14 +107,27 @@ COLUMNS: dict[str, Callable[[Record], Any]] = {
     "arithmetic": lambda r: _said(r, "arithmetic"),
     "split_k_in_force": lambda r: _said(r, "split_k"),
     "kernel_config_source": lambda r: _said(r, "kernel_config_source"),
+    "fusion_in_force": lambda r: _said(r, "fusion"),
+    "compile_in_force": lambda r: _said(r, "compile"),
+    "graph_in_force": lambda r: _said(r, "graph"),
+    "capture_error_mode": lambda r: _said(r, "capture_error_mode"),
+    "captured_size": lambda r: _resolved(r, "captured_size"),
+    "captures": lambda r: len(r.captures),
+    "graph_kernels": _kernels,
+    "graphs_compiled": lambda r: _resolved(r, "graphs_compiled"),
+    "graph_breaks": lambda r: _resolved(r, "graph_breaks"),
+    "recompiles": lambda r: _resolved(r, "recompiles"),
+    "kernels_compiled": lambda r: _resolved(r, "kernels_compiled"),
     "load_s": lambda r: _number(r.startup.load_s),
     "compile_s": lambda r: _number(r.startup.compile_s),
+    "compile_cache": lambda r: r.startup.compile_cache,
     "capture_s": lambda r: _number(r.startup.capture_s),
     "weight_bytes": lambda r: _number(r.memory.weight_bytes),
     "at_rest_bytes": lambda r: _number(r.memory.at_rest_bytes),
     "peak_bytes": lambda r: _number(r.memory.peak_bytes),
     "kv_cache_bytes": lambda r: _number(r.memory.kv_cache_bytes),
     "graph_bytes": lambda r: _number(r.memory.graph_bytes),
+    "memory_bytes": lambda r: _number(r.environment.memory_bytes),
     "floor_us": lambda r: _work(r, lambda w: w.floor_us),
     "floor_share": lambda r: _work(r, lambda w: w.floor_share),
     "distinct_experts": lambda r: _work(r, lambda w: w.distinct_experts),

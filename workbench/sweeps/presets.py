@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from workbench.devices import DeviceInfo
 from workbench.errors import InvalidInput, choices
@@ -128,12 +129,90 @@ def _steps(device: DeviceInfo) -> SweepSpec:
     )
 
 
+def _compile(device: DeviceInfo) -> SweepSpec:
+    """What compiling a decode step gains, with its MoE layers left out and let in, unfused and fused.
+
+    What of a step is compiled where nothing is, is left out by the plan. On a CPU a small model cut into experts.
+    """
+    axes = {"compile": ("none", "default"), "compile_scope": ("skip_moe", "all")}
+    if device.type == "cpu":
+        return SweepSpec(
+            name="moe-torch-compile",
+            axes=axes | {"batch_size": (1,)},
+            base=RunSpec(
+                subject=Subject.STEP,
+                model="smollm2-135m",
+                experts=4,
+                num_layers=2,
+                device="cpu",
+                samples=5,
+                modes=Modes(quant="fp32"),
+                point=StepPoint(input_len=128, output_len=8),
+            ),
+        )
+    return SweepSpec(
+        name="moe-torch-compile",
+        axes={"quant": ("bf16", "fp8_block"), "fusion": ("off", "on"), **axes, "batch_size": (1, 8, 32)},
+        base=RunSpec(
+            subject=Subject.STEP,
+            model="deepseek-v2-lite",
+            device=device.torch_device,
+            samples=20,
+            timeout_s=900,
+            modes=Modes(moe_backend="triton", attention_backend="triton", graph="full"),
+            point=StepPoint(input_len=128, output_len=8),
+        ),
+    )
+
+
+def _graph_attention(device: DeviceInfo) -> SweepSpec:
+    """What a CUDA graph around the decode step gains, by model, attention and batch.
+
+    Left out by the plan: latent attention expanded where a model has none, and attention that no graph can hold.
+    """
+    graphs, lengths = ("disabled", "full"), StepPoint(input_len=128, output_len=8)
+    if device.type == "cpu":
+        return SweepSpec(
+            name="cuda-graph-attention",
+            axes={"attention_backend": ("reference", "sdpa"), "graph": graphs, "batch_size": (1, 8)},
+            base=RunSpec(
+                subject=Subject.STEP,
+                model="smollm2-135m",
+                num_layers=4,
+                device="cpu",
+                samples=3,
+                modes=Modes(quant="fp32"),
+                point=lengths,
+            ),
+        )
+    backends = ("triton", "flashinfer") if find_spec("flashinfer") is not None else ("triton",)
+    return SweepSpec(
+        name="cuda-graph-attention",
+        axes={
+            "model": ("llama-3-8b", "deepseek-coder-v2-lite"),
+            "attention_backend": backends,
+            "mla_decode": ("absorbed", "expanded"),
+            "graph": graphs,
+            "batch_size": (1, 8, 32),
+        },
+        base=RunSpec(
+            subject=Subject.STEP,
+            device=device.torch_device,
+            samples=20,
+            modes=Modes(moe_backend="triton"),
+            point=lengths,
+        ),
+    )
+
+
 PRESETS: dict[str, Callable[[DeviceInfo], SweepSpec]] = {
     "main": _main,
     "quick": _quick,
     "shapes": _shapes,
     "fused-moe-splitk": _splitk,
     "steps": _steps,
+    "moe-torch-compile": _compile,
+    "cuda-graph-attention": _graph_attention,
 }
 
 

@@ -22,10 +22,11 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 # Slowest first: what builds the subject, so that it is built once; then what wraps it; the number of tokens fastest.
 AXES: tuple[str, ...] = (
     *("model", "experts", "top_k", "num_layers", "tp_size", "seed"),
-    *("quant", "group_size", "zero_points", "activation_scale"),
+    *("quant", "group_size", "zero_points", "activation_scale", "fusion"),
     *("routing", "zipf_exponent", "moe_backend", "split_k", "reduction"),
     *("attention_backend", "mla_prefill", "mla_decode"),
-    *("compile", "dynamic", "graph", "cache", "l2", "samples"),
+    *("compile", "compile_scope", "max_compile_batch", "dynamic"),
+    *("graph", "max_capture_batch", "cache", "l2", "samples"),
     *("perplexity_tokens", "page_size", "input_len", "output_len", *SIZE_FIELD.values()),
 )
 ASCENDING = tuple(SIZE_FIELD.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any
 
@@ -14,7 +14,7 @@ from workbench.support import Reason, find_reasons
 
 JOINT = {
     Subject.MOE_LAYER: ("moe_backend", "quant", "compile", "graph"),
-    Subject.STEP: ("moe_backend", "quant"),
+    Subject.STEP: ("moe_backend", "quant", "compile", "graph"),
 }
 """Axes that depend on each other: a value is out only if it runs with no choice of the others."""
 DEPENDENT: dict[str, tuple[str, ...]] = {
@@ -25,6 +25,9 @@ DEPENDENT: dict[str, tuple[str, ...]] = {
     "reduction": ("moe_backend", "split_k"),
     "mla_prefill": ("model",),
     "mla_decode": ("model",),
+    "compile_scope": ("model", "compile"),
+    "max_compile_batch": ("compile",),
+    "max_capture_batch": ("graph",),
 }
 """Axes that mean something beside some choices of others: a value is out where it means nothing beside those made."""
 
@@ -68,17 +71,25 @@ def _unavailable(
 ) -> dict[str, dict[Any, str]]:
     values = dict(offered)
     joint = [axis for axis in JOINT[base.subject] if axis in values]
-    tried: list[tuple[dict[str, Any], list[Reason]]] = []
-    for choice in product(*(values[axis] for axis in joint)):
-        chosen = dict(zip(joint, choice, strict=True))
-        tried.append((chosen, find_reasons(base.replace(**chosen), device)))
+    choices = list(product(*(values[axis] for axis in joint)))
+
+    @cache
+    def reasons_of(choice: tuple[Any, ...]) -> list[Reason]:
+        return find_reasons(base.replace(**dict(zip(joint, choice, strict=True))), device)
+
     result: dict[str, dict[Any, str]] = {}
-    for axis in joint:
+    for place, axis in enumerate(joint):
         for value in values[axis]:
-            hits = [reasons for chosen, reasons in tried if chosen[axis] == value]
+            hits = []
+            for choice in choices:
+                if choice[place] == value:
+                    hits.append(reasons_of(choice))
+                    if not hits[-1]:  # it runs, so the other choices need not be tried
+                        break
             if hits and all(hits):
                 result.setdefault(axis, {})[value] = _sentence(axis, hits)
-    runs = next((chosen for chosen, reasons in tried if not reasons), None)
+    running = next((choice for choice in choices if not reasons_of(choice)), None)
+    runs = None if running is None else dict(zip(joint, running, strict=True))
     for axis in values:
         if axis in joint or runs is None:
             continue

@@ -14,6 +14,8 @@ from workbench.modes import (
     ActivationScale,
     Cache,
     Compile,
+    CompileScope,
+    Fusion,
     Graph,
     Mla,
     Quant,
@@ -41,7 +43,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "attention_backend": ATTENTION_BACKENDS,
     "mla_prefill": tuple(str(v) for v in Mla),
     "mla_decode": tuple(str(v) for v in Mla),
+    "fusion": tuple(str(v) for v in Fusion),
     "compile": tuple(str(v) for v in Compile),
+    "compile_scope": tuple(str(v) for v in CompileScope),
     "dynamic": (False, True),
     "graph": tuple(str(v) for v in Graph),
     "routing": tuple(str(v) for v in RoutingKind),
@@ -57,6 +61,8 @@ TITLES = {
     "attention_backend": "attention",
     "mla_prefill": "MLA in prefill",
     "mla_decode": "in decode",
+    "fusion": "fused kernels",
+    "compile_scope": "compiled",
     "num_tokens": "tokens",
     "batch_size": "batch",
     "l2": "L2",
@@ -68,7 +74,8 @@ LINES = (
     ("moe_backend", "split_k", "reduction"),
     ("quant", "group_size", "zero_points", "activation_scale"),
     ("attention_backend", "mla_prefill", "mla_decode"),
-    ("compile",),
+    ("fusion",),
+    ("compile", "compile_scope"),
     ("dynamic", "graph", "l2", "cache"),
     ("routing",),
     ("num_tokens",),
@@ -82,8 +89,9 @@ WORDS = {
     ("zero_points", False): "without",
     ("zero_points", True): "with",
     ("split_k", None): "as tuned",
+    ("compile_scope", "skip_moe"): "all but MoE",
 }
-PLAIN_AGAIN = ("experts", "top_k", "compile", "dynamic", "graph", "l2", "routing")
+PLAIN_AGAIN = ("experts", "top_k", "dynamic", "l2", "routing")
 """Fields that go back to their default with another subject, for which they mean something else."""
 
 
@@ -104,6 +112,8 @@ FIELDS = (
     Typed("input_len", "input", "128", "64px"),
     Typed("output_len", "output", "8", "64px"),
     Typed("page_size", "page", "16", "64px"),
+    Typed("max_compile_batch", "compiled up to batch", "any", "64px"),
+    Typed("max_capture_batch", "captured up to batch", "own", "64px"),
     Typed("perplexity_tokens", "perplexity of", "no tokens", "84px"),
     Typed("zipf_exponent", "Zipf exponent", "1.2", "64px"),
     Typed("samples", "samples", "20", "64px"),

@@ -21,7 +21,7 @@ from workbench.models.network.network import Network
 from workbench.models.network.safetensors_source import SafetensorsSource
 from workbench.models.network.stored import StoredTensors
 from workbench.models.network.tensors import RandomTensors, TensorSource
-from workbench.modes import ActivationScale
+from workbench.modes import ActivationScale, Fusion
 from workbench.record import Scalar
 from workbench.spec import RunSpec
 
@@ -84,6 +84,7 @@ def load_network(spec: RunSpec, device: DeviceInfo, progress: Callable[[str], No
         attention_backend=modes.attention_backend,
         mla_prefill=modes.mla_prefill,
         mla_decode=modes.mla_decode,
+        fused=modes.fusion is Fusion.ON,
         device=place,
         progress=lambda done, total: tell(f"{config.name}: {done} of {total} layers"),
     )

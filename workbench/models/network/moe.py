@@ -5,6 +5,7 @@ Shapes: S rows, D model, E experts, K experts a token, R rows of one expert, F c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ class MoE(nn.Module):
         forced: a routing to use in place of the gate's; None for the gate's.
         keep_routing: whether `last_routing` is kept.
         last_routing: of the last call.
+        apart: the op that stands for it in compiled code, called with `number`; None for none (`kept_apart`).
+        number: its own, for that op; None until it has one.
         part: of the network, for profiles.
     """
 
@@ -88,9 +91,17 @@ class MoE(nn.Module):
         self.forced: Routing | None = None
         self.keep_routing = False
         self.last_routing: Routing | None = None
+        self.apart: Callable[[torch.Tensor, int], torch.Tensor] | None = None
+        self.number: int | None = None
 
     def forward(self, x_SD: torch.Tensor) -> Any:
         """Return `[S, D]`, a rank's share of the sum; where fused, `(routed, shared)` if their sum is left to make."""
+        if self.apart is not None and self.number is not None:
+            return self.apart(x_SD, self.number)
+        return self.run(x_SD)
+
+    def run(self, x_SD: torch.Tensor) -> Any:
+        """See `forward`."""
         routing = self.gate(x_SD) if self.forced is None else self.forced
         if self.keep_routing:
             self.last_routing = routing

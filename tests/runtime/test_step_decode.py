@@ -14,7 +14,7 @@ from step_cases import step_runner
 
 from workbench.runtime.kv_cache import KVCache
 from workbench.runtime.step import StepRunner
-from workbench.runtime.step_graph import GraphStepRunner
+from workbench.runtime.step_decode import BufferedStepRunner
 
 
 class Playback:
@@ -44,11 +44,13 @@ class Playback:
         return 0
 
 
-def captured(plain: StepRunner, room: int, sizes: tuple[int, ...] = ()) -> GraphStepRunner:
+def captured(plain: StepRunner, room: int, sizes: tuple[int, ...] = ()) -> BufferedStepRunner:
     """The same step with graphs, in a cache of its own for `room` sequences."""
     cache = KVCache.for_network(plain.network, room, 20, 4)
     cache.reset()
-    return GraphStepRunner(plain.network, cache, plain.prompts_BS, plain.output_len, Playback, sizes=sizes)
+    made = BufferedStepRunner(plain.network, cache, plain.prompts_BS, plain.output_len, plain.routings)
+    made.capture(sizes, room, Playback)
+    return made
 
 
 @torch.no_grad()
@@ -58,12 +60,15 @@ def test_the_same_tokens_and_logits(case: str, room: int, sizes: tuple[int, ...]
     plain = step_runner(case)
     made = captured(plain, room, sizes)
     assert torch.equal(made.run(), plain.run())
+    assert made.graphs is not None
     assert made.graphs.last == ("graph", size)
     ids = torch.tensor([5, 6, 7])
     torch.testing.assert_close(made.decode(1, ids), plain.decode(1, ids))
+    graphs = made.graphs
     made.close()
     with pytest.raises(RuntimeError, match="closed"):
-        made.run()
+        graphs.replay(1)
+    assert torch.equal(made.run(), plain.run())  # without graphs again
 
 
 @torch.no_grad()
@@ -110,3 +115,34 @@ def test_a_run_after_a_longer_one_reads_nothing_of_it() -> None:
     made.buffers.page_table_BP.fill_(0)
     assert torch.equal(made.run(), expected)
     assert torch.equal(first, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("room", "sizes"), [(3, ()), (8, (4,))])
+def test_given_routings_change_from_step_to_step_in_a_graph(room: int, sizes: tuple[int, ...]) -> None:
+    plain = step_runner("latent", routing="uniform", output_len=5)
+    made = captured(plain, room, sizes)
+    assert torch.equal(made.run(), plain.run())
+    ids = torch.tensor([5, 6, 7])
+    outs = []
+    for runner in (made, plain):
+        runner.prepare(None)
+        runner.prefill()
+        outs.append([])
+        for step in range(4):
+            runner.prepare(step)
+            outs[-1].append(runner.decode(step, ids))
+    for got, want in zip(*outs, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@torch.no_grad()
+def test_a_batch_above_the_largest_graph_runs_eager() -> None:
+    plain = step_runner("dense")
+    cache = KVCache.for_network(plain.network, 3, 20, 4)
+    made = BufferedStepRunner(plain.network, cache, plain.prompts_BS, plain.output_len)
+    graphs = made.capture((1,), 2, Playback)
+    assert graphs.sizes == [1, 2]
+    assert torch.equal(made.run(), plain.run())
+    assert graphs.last == ("eager", 3)
+    assert made.size == 3
