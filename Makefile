@@ -13,7 +13,7 @@ ARGS ?=
 PYTEST ?=
 WORKERS ?= 2
 # Tests of timers, workers, pages and notebooks, which others beside them would disturb, run one after another.
-ALONE := tests/browser tests/cli tests/engines tests/measure tests/notebooks tests/runtime tests/widgets tests/test_lab.py
+ALONE := tests/browser tests/cli tests/engines tests/measure tests/notebooks tests/plots tests/runtime tests/widgets tests/test_lab.py
 BIN := $(VENV)/bin
 
 .PHONY: help lab sweep test check clean

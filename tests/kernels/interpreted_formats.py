@@ -63,6 +63,15 @@ def test_within_budget(form, layout):
     assert relative_error(out, oracle(*problem)) <= error_budget(*problem)
 
 
+@pytest.mark.parametrize("form", ["fp8_tensor", "fp8_block"])
+def test_rows_that_nobody_wrote_may_hold_a_signalling_nan(form):
+    problem = random_problem(4, 3, 136, 40, 2, dtype=torch.float16, **FORMATS[form])
+    problem[2].topk_ids[0, 1], problem[2].topk_ids[2] = -1, problem[2].topk_ids[2, 0].clone()
+    poison_allocator("cpu", *(8 * 80 * 4, 8 * 136 * 4, 8 * 40 * 2, 8 * 136 * 2) * 3, value=0x7D01, dtype=torch.int16)
+    out = fused_experts(*problem, impl="triton", config=LAYOUTS["inline"])
+    assert relative_error(out, oracle(*problem)) <= error_budget(*problem)
+
+
 @pytest.mark.parametrize("form", ["fp8_block", "int8", "int4-32", "nvfp4", "mxfp4"])
 def test_tag_tells_gate_from_up(form):
     x, weights = tag_problem(3, 5, 128, 64, dtype=torch.float32, **FORMATS[form])

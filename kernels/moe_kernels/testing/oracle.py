@@ -172,7 +172,7 @@ def tag_expected(routing: Routing, num_experts: int) -> torch.Tensor:
     return SILU_OF_1_TIMES_2 * torch.where(known, value, 0.0).sum(dim=1)
 
 
-def poison_allocator(device: str, *sizes: int, value: float = float("nan")) -> None:
+def poison_allocator(device: str, *sizes: int, value: float = float("nan"), dtype: torch.dtype = torch.float32) -> None:
     """Fill blocks of these many bytes with ``value`` and free them, so that ``empty`` memory is dirty."""
-    blocks = [torch.full((max(1, size // 4),), value, dtype=torch.float32, device=device) for size in sizes]
+    blocks = [torch.full((max(1, size // dtype.itemsize),), value, dtype=dtype, device=device) for size in sizes]
     del blocks
